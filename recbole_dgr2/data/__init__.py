@@ -1,0 +1,1 @@
+"""What a ranking is made from and judged by: sequences, candidates, texts, prompts, answers."""

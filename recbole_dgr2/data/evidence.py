@@ -1,0 +1,215 @@
+"""Evidence: facts about a candidate that are computed from training interactions and item text alone.
+
+A fact is a number for each (history, candidate) pair. `fit_evidence` gathers the statistics of one set of training
+interactions; `measure_facts` reads them for lists of candidates; `FactScale` turns the numbers into a few levels, the
+form in which a prompt can show them. Nothing here sees a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from recbole_dgr2.data.candidates import Candidates
+from recbole_dgr2.data.item_text import ItemText
+from recbole_dgr2.data.sequences import Sequences
+
+FACTS = ("match", "popular", "next", "together", "kind", "words", "brand")
+"""Names of the facts, in the order of the last axis of a fact array; first letters differ, prompts use them.
+
+match: the retriever's score, relative to the list. popular: interactions of the item (log). next: how often it
+followed or preceded the last item of the history. together: the same, summed over the recent history with decay.
+kind, words, brand: categories, title words and brand that it shares with the recent history.
+"""
+
+RECENT = 10
+DECAY = 0.8
+WINDOW = 5
+_ROWS_AT_A_TIME = 1024
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Item statistics of one set of training interactions; n_items counts the padding item 0."""
+
+    popularity: np.ndarray
+    """float64 [n_items], log(1 + number of interactions)."""
+    neighbours: sp.csr_matrix
+    """float64 [n_items, n_items], cosine-normalised co-occurrence within WINDOW steps."""
+    categories: sp.csr_matrix
+    """float64 [n_items, n_categories], rows of unit length."""
+    words: sp.csr_matrix
+    """float64 [n_items, n_words], TF-IDF rows of unit length."""
+    brands: np.ndarray
+    """int64 [n_items], 0 where the brand is unknown."""
+
+
+def fit_evidence(sequences: Sequences, item_text: ItemText) -> Evidence:
+    """Gather item statistics from training `sequences` and the items' text."""
+    counts = np.bincount(sequences.items, minlength=sequences.n_items).astype(np.float64)
+    names = {name: number for number, name in enumerate(sorted(set(item_text.brands) - {""}), start=1)}
+    return Evidence(
+        popularity=np.log1p(counts),
+        neighbours=_cooccurrence(sequences),
+        categories=_category_matrix(item_text),
+        words=_word_matrix(item_text),
+        brands=np.array([names.get(brand, 0) for brand in item_text.brands], dtype=np.int64),
+    )
+
+
+def measure_facts(evidence: Evidence, candidates: Candidates, histories: Sequence[np.ndarray]) -> np.ndarray:
+    """Facts of every candidate, float64 [R, N, len(FACTS)]; candidates that are padding get zeros.
+
+    `histories` holds each row's item ids, oldest first; the last RECENT are read.
+    """
+    facts = np.zeros((*candidates.ids.shape, len(FACTS)))
+    recent = _recent_items(histories)
+    for start in range(0, len(facts), _ROWS_AT_A_TIME):
+        block = slice(start, start + _ROWS_AT_A_TIME)
+        facts[block, :, 2:] = _history_facts(evidence, candidates.ids[block], recent[block])
+    facts[..., 0] = _relative_scores(candidates.scores)
+    facts[..., 1] = evidence.popularity[candidates.ids]
+    facts[candidates.ids == 0] = 0.0
+    return facts
+
+
+def _recent_items(histories: Sequence[np.ndarray]) -> np.ndarray:
+    """The last RECENT items of each history, newest first, int64 [R, RECENT], filled with item 0."""
+    recent = np.zeros((len(histories), RECENT), dtype=np.int64)
+    for row, history in enumerate(histories):
+        newest = history[::-1][:RECENT]
+        recent[row, : len(newest)] = newest
+    return recent
+
+
+def _history_facts(evidence: Evidence, ids: np.ndarray, recent: np.ndarray) -> np.ndarray:
+    """next, together, kind, words and brand, float64 [R, N, 5], for candidates [R, N] and recent items [R, RECENT].
+
+    The padding item shares nothing with any item, so short histories need no mask.
+    """
+    decay = DECAY ** np.arange(RECENT)
+    shape = (*ids.shape, RECENT)
+    left = np.broadcast_to(ids[..., None], shape).ravel()
+    right = np.broadcast_to(recent[:, None, :], shape).ravel()
+    near = np.asarray(evidence.neighbours[left, right]).reshape(shape)
+    kinds = _row_products(evidence.categories, left, right).reshape(shape)
+    words = _row_products(evidence.words, left, right).reshape(shape)
+    same_brand = ((evidence.brands[left] == evidence.brands[right]) & (evidence.brands[left] > 0)).reshape(
+        shape
+    )
+    length = np.maximum((recent > 0).sum(axis=1), 1)[:, None]
+    weight = np.maximum(((recent > 0) * decay).sum(axis=1), 1e-12)[:, None]
+    return np.stack(
+        [
+            near[..., 0],
+            near @ decay,
+            kinds @ decay / weight,
+            words.max(axis=-1),
+            same_brand.sum(axis=-1) / length,
+        ],
+        axis=-1,
+    )
+
+
+def _row_products(matrix: sp.csr_matrix, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Inner products of pairs of rows, float64 [pairs]."""
+    return np.asarray(matrix[left].multiply(matrix[right]).sum(axis=1)).ravel()
+
+
+def _relative_scores(scores: np.ndarray) -> np.ndarray:
+    """Scores as deviations from the list's mean in units of its standard deviation, [R, N]."""
+    finite = np.isfinite(scores)
+    values = np.where(finite, scores, 0.0).astype(np.float64)
+    count = np.maximum(finite.sum(axis=1, keepdims=True), 1)
+    mean = values.sum(axis=1, keepdims=True) / count
+    spread = np.sqrt((np.where(finite, values - mean, 0.0) ** 2).sum(axis=1, keepdims=True) / count)
+    return np.where(finite, (values - mean) / np.maximum(spread, 1e-12), 0.0)
+
+
+def _cooccurrence(sequences: Sequences) -> sp.csr_matrix:
+    """Pairs of items at most WINDOW steps apart in a user's sequence, normalised by both items' totals."""
+    user_of = np.repeat(np.arange(sequences.n_users), np.diff(sequences.offsets))
+    left, right = [], []
+    for step in range(1, WINDOW + 1):
+        same = user_of[step:] == user_of[:-step]
+        left.append(sequences.items[:-step][same])
+        right.append(sequences.items[step:][same])
+    first, second = np.concatenate(left), np.concatenate(right)
+    shape = (sequences.n_items, sequences.n_items)
+    pairs = sp.coo_matrix((np.ones(len(first)), (first, second)), shape=shape).tocsr()
+    pairs = pairs + pairs.T
+    scale = 1.0 / np.sqrt(np.maximum(np.asarray(pairs.sum(axis=1)).ravel(), 1.0))
+    return (sp.diags(scale) @ pairs @ sp.diags(scale)).tocsr()
+
+
+def _category_matrix(item_text: ItemText) -> sp.csr_matrix:
+    names = {
+        name: column for column, name in enumerate(sorted({c for row in item_text.categories for c in row}))
+    }
+    rows = [row for row, categories in enumerate(item_text.categories) for _ in categories]
+    columns = [names[name] for categories in item_text.categories for name in categories]
+    matrix = sp.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(item_text), max(len(names), 1)))
+    return _unit_rows(matrix)
+
+
+def _word_matrix(item_text: ItemText) -> sp.csr_matrix:
+    documents = [item_text.titles[item] for item in range(len(item_text))]
+    if not any(documents):
+        return sp.csr_matrix((len(item_text), 1))
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b").fit_transform(documents).tocsr()
+
+
+def _unit_rows(matrix: sp.csr_matrix) -> sp.csr_matrix:
+    norms = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
+    return (sp.diags(1.0 / np.maximum(norms, 1e-12)) @ matrix).tocsr()
+
+
+@dataclass(frozen=True)
+class FactScale:
+    """Cuts each fact into levels 0..n_levels-1, so that a prompt can show it as one token.
+
+    Level 0 is "none" where a fact is often at its minimum (no co-occurrence, no shared brand); the other levels are
+    quantiles of the rest. A fact that never varies is left out of `active`.
+    """
+
+    n_levels: int
+    edges: tuple[tuple[float, ...], ...]
+    """For each fact of FACTS, ascending bounds, at most n_levels - 1."""
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Indices into FACTS of the facts that vary."""
+        return tuple(index for index, bounds in enumerate(self.edges) if bounds)
+
+    def levels(self, facts: np.ndarray) -> np.ndarray:
+        """Levels of the active facts, int64 [R, N, len(active)], for facts float64 [R, N, len(FACTS)]."""
+        columns = [np.searchsorted(self.edges[fact], facts[..., fact], side="right") for fact in self.active]
+        return np.stack(columns, axis=-1) if columns else np.zeros((*facts.shape[:2], 0), dtype=np.int64)
+
+
+def fit_fact_scale(facts: np.ndarray, n_levels: int) -> FactScale:
+    """Levels from the facts of training lists, float64 [R, N, len(FACTS)].
+
+    Raises:
+        ValueError: fewer than two levels.
+    """
+    if n_levels < 2:
+        raise ValueError(f"fact_levels is {n_levels}; expected at least 2")
+    values = facts.reshape(-1, facts.shape[-1])
+    return FactScale(
+        n_levels, tuple(_level_edges(values[:, fact], n_levels) for fact in range(values.shape[1]))
+    )
+
+
+def _level_edges(values: np.ndarray, n_levels: int) -> tuple[float, ...]:
+    lowest = values.min() if len(values) else 0.0
+    above = values[values > lowest + 1e-12]
+    if len(above) == 0:
+        return ()
+    floor = [lowest + 1e-12] if len(above) < 0.98 * len(values) else []
+    inner = n_levels - len(floor)
+    return tuple(np.unique(np.concatenate([floor, np.quantile(above, np.arange(1, inner) / inner)])).tolist())

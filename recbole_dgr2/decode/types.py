@@ -1,0 +1,131 @@
+"""What decoding takes and gives: options, requests, completions with their traces, and the sums over a run.
+
+Nothing here knows of RecBole, of transformers or of text: a request is token ids, a completion is token ids.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Mode = Literal["autoregressive", "block"]
+MODES: tuple[str, ...] = get_args(Mode)
+NEVER = -1  # the step of a slot that no pass committed
+
+
+def _integer(name: str, value: object, least: int) -> None:
+    """Refuse anything but an int of at least `least` (ValueError)."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """How to decode. Every field is checked when the object is made (ValueError, one line).
+
+    mode: "autoregressive" commits one token a pass; "block" commits whole parts of a block a pass.
+    max_new_tokens: most tokens a completion may have, the end-of-sequence token included.
+    batch_size: rows that share a forward pass.
+    tau: confidence threshold in (0, 1] of block mode: a masked slot is committed when its top probability reaches it.
+    block_size: block length at decoding, at most the trained one; None takes the trained one.
+    temperature: 0 takes the most likely token (confidence at temperature 1); above 0 samples at that temperature.
+    seed: of the random numbers; a sample depends on (seed, request key, position, step) only.
+    """
+
+    mode: Mode
+    max_new_tokens: int
+    batch_size: int
+    tau: float = 0.9
+    block_size: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        _integer("max_new_tokens", self.max_new_tokens, 1)
+        _integer("batch_size", self.batch_size, 1)
+        _integer("seed", self.seed, 0)
+        if self.block_size is not None:
+            _integer("block_size", self.block_size, 1)
+        if not 0.0 < self.tau <= 1.0:
+            raise ValueError(f"tau must be in (0, 1], got {self.tau!r}; the usual value is 0.9")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise ValueError(f"temperature must be 0 (greedy) or a positive number, got {self.temperature!r}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt. `key` names it and keys its random numbers; equal keys draw equal random numbers."""
+
+    key: int
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DecodingTrace:
+    """Everything a replay needs to rebuild each canvas of one completion. All tuples have one entry a slot.
+
+    tokens: token of every slot of every started block, those after the end of the sequence included; the mask id (or
+        0 for a model without one) where `steps` is -1.
+    steps: denoising pass of its block, from 1, that committed the slot; 0 for a seed (slot 0 of a block, taken from the
+        clean stream); -1 for a slot still masked when the row stopped. The canvas of a block before its pass s shows
+        the slots with 0 <= step < s.
+    log_probs: natural log-probability of the token when it was committed, at `temperature` (at 1 when that is 0).
+    confidences: top probability of the same distribution. Both are 0 where `steps` is -1.
+    block_size, tau, temperature: the rule the row was decoded with; block_size is 1 for autoregressive decoding.
+    """
+
+    tokens: tuple[int, ...]
+    steps: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    confidences: tuple[float, ...]
+    block_size: int
+    tau: float
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer.
+
+    token_ids: generated tokens up to and including the first end-of-sequence token, at most max_new_tokens.
+    finished: the end-of-sequence token was reached within max_new_tokens.
+    passes: forwards after prefill that this row took part in, denoising and commit passes both.
+    """
+
+    key: int
+    token_ids: tuple[int, ...]
+    finished: bool
+    passes: int
+    trace: DecodingTrace
+
+
+@dataclass(frozen=True)
+class DecodeResult:
+    """Completions in the order of the requests, and the wall time spent in prefill and in decoding (seconds)."""
+
+    completions: tuple[Completion, ...]
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens up to and including the end of each sequence, over all completions."""
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def passes(self) -> int:
+        """Sum of the rows' passes (NFE): a forward shared by k rows counts k."""
+        return sum(completion.passes for completion in self.completions)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens per pass of a row; 0 when no row needed a pass."""
+        return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of decoding, prefill apart; 0 when nothing was decoded."""
+        return self.tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0

@@ -1,0 +1,81 @@
+"""The schema of `report.json`: its keys, and the check that every report passes before it is written."""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recbole_dgr2.report.evaluation import FAILURES
+
+RUN_KEYS = ("dataset", "retriever", "n_candidates", "n_users", "n_hits", "seed", "versions", "phases", "rows")
+ROW_KEYS = ("name", "all", "hits", "ci95", "valid_rate", "failures", "decode")
+SPEED_KEYS = ("tokens", "seconds", "tokens_per_second", "tokens_per_forward", "speedup_vs_ar")
+DECODE_KEYS = ("mode", "tau", "block_size", "batch_size", *SPEED_KEYS)
+
+
+def check_report(report: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, where the report breaks the schema or holds a number that cannot be."""
+    _check_keys("report", report, RUN_KEYS)
+    for key in ("n_candidates", "n_users"):
+        _check_count(f"report.{key}", report[key], 1)
+    for key in ("n_hits", "seed"):
+        _check_count(f"report.{key}", report[key], 0)
+    if report["n_hits"] > report["n_users"]:
+        raise ValueError(
+            f"report.n_hits is {report['n_hits']}: at most n_users = {report['n_users']} is possible"
+        )
+    for name, seconds in report["phases"].items():
+        _check_number(f"report.phases.{name}", seconds)
+    names = [row.get("name") for row in report["rows"]]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"report.rows are {names}: at least one row and no name twice is needed")
+    for row in report["rows"]:
+        _check_row(f"report row {row.get('name')!r}", row, report["n_hits"])
+
+
+def _check_row(where: str, row: Mapping[str, Any], n_hits: int) -> None:
+    _check_keys(where, row, ROW_KEYS)
+    for view in ("all", "hits"):
+        for name, value in row[view].items():
+            _check_number(f"{where}, {view}.{name}", value, 1.0)
+    if row["hits"] and not n_hits:
+        raise ValueError(f"{where} has metrics over hits, but n_hits is 0: leave hits empty")
+    points = dict(row["hits"])
+    if row["valid_rate"] is not None:
+        _check_number(f"{where}, valid_rate", row["valid_rate"], 1.0)
+        points["valid_rate"] = row["valid_rate"]
+    for name, ends in row["ci95"].items():
+        if name not in points or len(ends) != 2 or not 0 <= ends[0] <= points[name] <= ends[1] <= 1:
+            raise ValueError(
+                f"{where}, ci95.{name} is {ends}: two ends around the value {points.get(name)} are needed"
+            )
+    for name, count in row["failures"].items():
+        _check_count(f"{where}, failures.{name}", count, 0)
+    if row["failures"] or row["valid_rate"] is not None:
+        _check_keys(f"{where}, failures", row["failures"], FAILURES)
+    if row["decode"] is not None:
+        _check_keys(f"{where}, decode", row["decode"], DECODE_KEYS)
+        for key in SPEED_KEYS:
+            _check_number(f"{where}, decode.{key}", row["decode"][key])
+
+
+def _check_keys(where: str, entry: Mapping[str, Any], expected: Sequence[str]) -> None:
+    for key in entry:
+        if key not in expected:
+            near = difflib.get_close_matches(str(key), expected, 1, 0)
+            raise ValueError(f"{where} has the unknown key {key!r}: did you mean {near[0]!r}?")
+    for key in expected:
+        if key not in entry:
+            raise ValueError(f"{where} lacks {key!r}: the keys are {', '.join(expected)}")
+
+
+def _check_number(where: str, value: Any, high: float = math.inf) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 <= value <= high:
+        limit = ">= 0" if high == math.inf else f"in [0, {high:g}]"
+        raise ValueError(f"{where} is {value!r}: a finite number {limit} is needed")
+
+
+def _check_count(where: str, value: Any, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{where} is {value!r}: a whole number >= {low} is needed")

@@ -1,0 +1,279 @@
+"""The one training loop under every stage: epochs, accumulation, validation, early stopping, logging,
+resuming.
+
+A step is a pure function of the weights, the optimizer and (seed, step, examples), on one process or many:
+losses are normalised by the sums of weights over the whole batch, so neither the micro-batch size nor the
+number of processes changes the gradient.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from recbole_dgr2.trainer.batches import (
+    VALIDATION_STEP,
+    epoch_batches,
+    generators,
+    process_share,
+    sorted_batches,
+)
+from recbole_dgr2.trainer.options import learning_rate_at, parameter_groups
+from recbole_dgr2.trainer.state import PartialStore, Progress
+
+if TYPE_CHECKING:
+    from recbole_dgr2.trainer.stage import Keyed, Stage
+
+logger = logging.getLogger(__name__)
+
+CPU_MICRO_BATCH = 8
+
+
+class Loop:
+    """Trains one stage in place.
+
+    Args:
+        stage: what to compute; its scorer is trained.
+        train: training examples, at least one.
+        valid: validation examples, may be empty.
+        store: where the resumable state is kept.
+        accelerator: device and processes.
+    """
+
+    def __init__(
+        self,
+        stage: Stage[Any],
+        train: Sequence[Keyed],
+        valid: Sequence[Keyed],
+        store: PartialStore,
+        accelerator: Accelerator,
+    ) -> None:
+        self.stage, self.options = stage, stage.options
+        self.train, self.valid = train, valid
+        self.store, self.accelerator = store, accelerator
+        self.lengths = np.array([stage.length(example) for example in train])
+        self.valid_lengths = np.array([stage.length(example) for example in valid])
+        self.trainable = {name: p for name, p in stage.scorer.named_parameters() if p.requires_grad}
+        groups = parameter_groups(stage.scorer.modules(), self.options.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=self.options.learning_rate, fused=True)
+        self.model, self.optimizer = accelerator.prepare(stage.scorer, optimizer)
+        self.progress = Progress()
+        self.micro = self.options.micro_batch_size or (
+            CPU_MICRO_BATCH if accelerator.device.type == "cpu" else 0
+        )
+        self.total_steps = self.options.epochs * -(-len(train) // self.options.train_batch_size)
+
+    def run(self) -> Progress:
+        """Trains to the end, from the stored state where there is one, and leaves the best weights in the
+        model.
+
+        Raises:
+            FloatingPointError: a loss or gradient is not finite; the last stored state is kept.
+        """
+        self._resume()
+        self.model.train()
+        no_dropout(self.model)
+        try:
+            while self.progress.epoch < self.options.epochs and not self.progress.stopped:
+                self._epoch()
+            self._restore_best()
+        finally:
+            # undo what accelerate put around the forward of the module
+            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            self.stage.scorer.eval()
+        return self.progress
+
+    def _resume(self) -> None:
+        resumed = self.store.load()
+        if resumed is None:
+            return
+        self.progress = resumed.progress
+        self._set_weights(resumed.weights)
+        self.optimizer.load_state_dict(resumed.optimizer)
+        place = (self.stage.name, self.progress.epoch, self.progress.step, self.store.folder)
+        logger.info("%s: resumed at epoch %d, step %d from %s", *place)
+
+    def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.trainable.items():
+                parameter.copy_(weights[name])
+
+    def _restore_best(self) -> None:
+        best = self.store.best_weights(self.progress)
+        if best is not None:
+            self._set_weights(best)
+            found = (self.stage.name, self.progress.best_epoch, self.progress.best_loss)
+            logger.info("%s: finished training, best valid loss in epoch %d: %.4f", *found)
+
+    def _save(self, best: bool = False) -> None:
+        if self.accelerator.is_main_process:
+            self.store.save(self.progress, self.trainable, self.optimizer.state_dict(), best)
+        self.accelerator.wait_for_everyone()
+
+    def _epoch(self) -> None:
+        progress, options = self.progress, self.options
+        start = time.perf_counter() - progress.seconds
+        batches = epoch_batches(self.lengths, options.train_batch_size, options.seed, progress.epoch)
+        for batch in self._bar(batches, progress.batch, f"{self.stage.name} {progress.epoch:>3}"):
+            self._step(batch)
+            progress.batch, progress.step = progress.batch + 1, progress.step + 1
+            progress.seconds = time.perf_counter() - start
+            if options.save_step and progress.step % options.save_step == 0 and progress.batch < len(batches):
+                self._save()
+        train = self._metrics(progress.sums, progress.weights)
+        took = f"time: {progress.seconds:.2f}s, train "
+        logger.info("%s epoch %d training [%s%s]", self.stage.name, progress.epoch, took, _format(train))
+        record = {"epoch": float(progress.epoch), **{f"train_{name}": value for name, value in train.items()}}
+        improved = self._validate(record)
+        progress.history.append(record)
+        progress.epoch, progress.batch, progress.seconds = progress.epoch + 1, 0, 0.0
+        progress.sums, progress.weights = {}, {}
+        self._save(best=improved)
+
+    def _bar(self, batches: Sequence[np.ndarray], done: int, text: str) -> Any:
+        quiet = not (self.options.progress and self.accelerator.is_main_process)
+        hidden = True if quiet else None  # None: shown on a terminal only
+        return tqdm(batches[done:], desc=text, total=len(batches), initial=done, disable=hidden, leave=False)
+
+    def _step(self, batch: np.ndarray) -> None:
+        """One optimizer step on one batch of example indices."""
+        prepared, totals = self._prepare(self.train, batch, self.progress.step)
+        sums: Counter[str] = Counter()
+        for index, (item, counted) in enumerate(prepared):
+            with self._sync(last=index == len(prepared) - 1), self._autocast():
+                parts = self.stage.score(self.model, item)
+                # processes average their gradients, the loss is a sum over them
+                loss = self._combine(parts, totals) * (self.accelerator.num_processes * counted)
+                self.accelerator.backward(loss)
+            sums.update({name: float(value.detach()) * counted for name, value in parts.items()})
+        sums = Counter(self._reduce(sums))
+        parameters = self.model.parameters()
+        norm = float(self.accelerator.clip_grad_norm_(parameters, self.options.clip_grad_norm))
+        self._check_finite(self._metrics(sums, totals)["loss"], norm, batch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(self.progress.step, self.total_steps, self.options)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        _add(self.progress.sums, sums)
+        _add(self.progress.weights, totals)
+
+    def _prepare(
+        self, examples: Sequence[Keyed], batch: np.ndarray, step: int
+    ) -> tuple[list[tuple[Any, bool]], dict[str, float]]:
+        """This process's micro-batches, each with whether it counts, and the weights over all processes."""
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        prepared: list[tuple[Any, bool]] = []
+        totals: Counter[str] = Counter()
+        for share in process_share(batch, rank, world, self.micro):
+            counted = len(share) > 0
+            # a process without examples left still runs one, uncounted, since gradients are reduced together
+            rows = [examples[index] for index in (share if counted else batch[:1])]
+            random = generators(self.options.seed, step, [row.key for row in rows])
+            item = self.stage.prepare(self.stage.collate(rows), random)
+            if counted:
+                totals.update(item.weights)
+            else:
+                totals.update(dict.fromkeys(item.weights, 0.0))
+            prepared.append((item.to(self.accelerator.device), counted))
+        return prepared, self._reduce(totals)
+
+    def _combine(self, parts: Mapping[str, Tensor], totals: Mapping[str, float]) -> Tensor:
+        """Returns `sum_terms coefficient * (weighted sum here) / (weights of the batch)`."""
+        scales = {name: factor / max(totals[name], 1e-30) for name, factor in self._coefficients()}
+        terms = [parts[name] * scale for name, scale in scales.items()]
+        return torch.stack(terms).sum()
+
+    def _coefficients(self) -> list[tuple[str, float]]:
+        return list(self.stage.coefficients.items())
+
+    def _metrics(self, sums: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+        """Returns the loss and every term and metric as a weighted mean (0 where nothing weighed)."""
+        means = {name: sums[name] / weights[name] if weights[name] else 0.0 for name in weights}
+        return {"loss": sum(factor * means[name] for name, factor in self._coefficients()), **means}
+
+    def _reduce(self, values: Mapping[str, float]) -> dict[str, float]:
+        if self.accelerator.num_processes == 1:
+            return dict(values)
+        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.accelerator.device)
+        return dict(zip(values, self.accelerator.reduce(tensor, "sum").tolist(), strict=True))
+
+    def _sync(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self.accelerator.no_sync(self.model)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        kind = self.accelerator.device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.options.mixed_precision == "bf16")
+
+    def _check_finite(self, loss: float, norm: float, batch: np.ndarray) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        keys = [self.train[index].key for index in batch]
+        shown = ", ".join(map(str, keys[:8])) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
+        place = f"stage {self.stage.name}, epoch {self.progress.epoch}, step {self.progress.step}"
+        raise FloatingPointError(
+            f"{place}: loss {loss}, gradient norm {norm}, samples {shown}; the last state is kept in "
+            f"{self.store.folder}; try a smaller learning_rate or clip_grad_norm"
+        )
+
+    def _validate(self, record: dict[str, float]) -> bool:
+        """Validates where due, adds the result to `record`, and returns whether the loss is the best so far."""
+        progress, options = self.progress, self.options
+        last = progress.epoch + 1 == options.epochs
+        due = options.eval_step and ((progress.epoch + 1) % options.eval_step == 0 or last)
+        if not due or not len(self.valid):
+            return False
+        start = time.perf_counter()
+        metrics = self._evaluate()
+        took = time.perf_counter() - start
+        shown = (self.stage.name, progress.epoch, took, _format(metrics))
+        logger.info("%s epoch %d evaluating [time: %.2fs, valid %s]", *shown)
+        record.update({f"valid_{name}": value for name, value in metrics.items()})
+        improved = progress.best_loss is None or metrics["loss"] < progress.best_loss
+        if improved:
+            progress.best_loss, progress.best_epoch, progress.worse = metrics["loss"], progress.epoch, 0
+        else:
+            progress.worse += 1
+            progress.stopped = progress.worse > options.stopping_step
+        return improved
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        sums: Counter[str] = Counter()
+        weights: Counter[str] = Counter()
+        for batch in sorted_batches(self.valid_lengths, self.options.train_batch_size):
+            prepared, totals = self._prepare(self.valid, batch, VALIDATION_STEP)
+            weights.update(totals)
+            for item, counted in prepared:
+                with self._autocast():
+                    parts = self.stage.score(self.model, item)
+                sums.update({name: float(value) * counted for name, value in parts.items()})
+        return self._metrics(self._reduce(sums), weights)
+
+
+def no_dropout(model: nn.Module) -> None:
+    """Sets every dropout of a model to zero, the ones that attention modules keep as a number included."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def _add(total: dict[str, float], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        total[name] = total.get(name, 0.0) + value
+
+
+def _format(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}: {value:.4f}" for name, value in metrics.items())

@@ -1,0 +1,165 @@
+"""Frozen views of a Config: each part of the program reads its options once, here, and never sees the Config.
+
+Views of options that another module owns import that module when they are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from recbole_dgr2.config import Config
+    from recbole_dgr2.data.candidates import HeadOptions
+    from recbole_dgr2.decode.types import DecodeOptions
+    from recbole_dgr2.model.backbone import EmbeddedSpec
+    from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
+    from recbole_dgr2.model.noise import NoiseOptions
+    from recbole_dgr2.trainer.options import StageOptions
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is run and where. `threads` None: measure. `stages` in run order."""
+
+    dataset: str
+    data_folder: Path
+    retriever: str
+    seed: int
+    run_dir: Path
+    stages: tuple[str, ...]
+    threads: int | None
+    progress: bool
+
+
+@dataclass(frozen=True)
+class CandidateOptions:
+    """Candidates of a list: `n` of them; the last `train_last_m` training items of a user are targets."""
+
+    n: int
+    mask_history: bool
+    train_last_m: int
+    max_train_lists: int
+    history_length: int
+    checkpoint: Path | None
+
+    def head(self, kmax: int) -> HeadOptions:
+        """How score rows are cut: the candidates and, in any case, RecBole's max(topk) ids."""
+        from recbole_dgr2.data.candidates import HeadOptions
+
+        return HeadOptions(max(self.n, kmax), kmax, self.mask_history)
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Item text columns (None: absent), prompt file, trace source, and levels in which facts are worded."""
+
+    prompt: str
+    trace_source: str
+    fact_levels: int
+    title_field: str | None
+    category_field: str | None
+    brand_field: str | None
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Sizes of the samples behind validity (users), speed (users at batch 1) and intervals (resamples)."""
+
+    validity_sample: int
+    speed_requests: int
+    bootstrap_samples: int
+    topk: tuple[int, ...]
+
+
+def run_options(config: Config) -> RunOptions:
+    """The run itself; its folder defaults to <checkpoint_dir>/<dataset>-<retriever>-<seed>."""
+    default = Path(config["checkpoint_dir"]) / f"{config['dataset']}-{config['retriever']}-{config['seed']}"
+    return RunOptions(
+        dataset=config["dataset"],
+        data_folder=Path(config["data_path"]),
+        retriever=config["retriever"],
+        seed=config["seed"],
+        run_dir=default if config["run_dir"] is None else Path(config["run_dir"]),
+        stages=tuple(config["stages"]),
+        threads=None if config["threads"] == "auto" else config["threads"],
+        progress=config["show_progress"],
+    )
+
+
+def candidate_options(config: Config) -> CandidateOptions:
+    """Candidates and histories."""
+    checkpoint = config["retriever_checkpoint"]
+    return CandidateOptions(
+        n=config["n_candidates"],
+        mask_history=config["mask_history"],
+        train_last_m=config["train_last_m"],
+        max_train_lists=config["max_train_lists"],
+        history_length=config["history_length"],
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+    )
+
+
+def prompt_options(config: Config) -> PromptOptions:
+    """Prompt, item text and traces."""
+    return _fill(PromptOptions, config)
+
+
+def report_options(config: Config) -> ReportOptions:
+    """The report's sample sizes."""
+    return _fill(ReportOptions, config, topk=tuple(config["topk"]))
+
+
+def embedded_spec(config: Config) -> EmbeddedSpec:
+    """Shape of the embedded backbone."""
+    from recbole_dgr2.model.backbone import EmbeddedSpec
+
+    return _fill(EmbeddedSpec, config, prefix="embedded_")
+
+
+def block_diffusion_spec(config: Config, mask_id: int) -> BlockDiffusionSpec:
+    """The block-diffusion contract of a run, for a backbone whose mask token is `mask_id`."""
+    from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
+
+    return BlockDiffusionSpec(block_size=config["block_size"], mask_id=mask_id, context=config["context"])
+
+
+def noise_options(config: Config) -> NoiseOptions:
+    """Noise of the conversion stage."""
+    from recbole_dgr2.model.noise import NoiseOptions
+
+    return _fill(NoiseOptions, config, prefix="conversion_")
+
+
+def stage_options(config: Config, stage: str) -> StageOptions:
+    """Training options of one stage, from the keys that begin with its name."""
+    from recbole_dgr2.trainer.options import StageOptions
+
+    return _fill(
+        StageOptions, config, prefix=f"{stage}_", seed=config["seed"], progress=config["show_progress"]
+    )
+
+
+def decode_options(
+    config: Config, mode: Literal["autoregressive", "block"] = "block", batch_size: int | None = None
+) -> DecodeOptions:
+    """Decoding options in one mode; `batch_size` replaces decode_batch_size, for measurements at batch 1."""
+    from recbole_dgr2.decode.types import DecodeOptions
+
+    return DecodeOptions(
+        mode=mode,
+        max_new_tokens=config["max_new_tokens"],
+        batch_size=config["decode_batch_size"] if batch_size is None else batch_size,
+        tau=config["tau"],
+        block_size=config["block_size"] if mode == "block" else None,
+        seed=config["seed"],
+    )
+
+
+def _fill(view: Any, config: Config, prefix: str = "", **values: Any) -> Any:
+    """A dataclass from the config's keys `<prefix><field>`; fields without a key keep their default."""
+    names = [field.name for field in dataclasses.fields(view)]
+    read = {name: config[prefix + name] for name in names if prefix + name in config}
+    return view(**{**read, **values})
