@@ -30,6 +30,7 @@ def apply() -> None:
     _guard_collector()
     _load_checkpoints_safely()
     _hush_recbole()
+    _undo_anomaly_detection()
     _applied = True
 
 
@@ -132,3 +133,17 @@ def _hush_recbole() -> None:
     """
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"recbole(\.|$)")
+
+
+def _undo_anomaly_detection() -> None:
+    """Importing any sequential recommender turns torch's anomaly detection on for the whole process.
+
+    RecBole <= 1.2.1, model/sequential_recommender/sine.py:25: every later training, the language model's too, runs
+    slower and fails on the first NaN with a long traceback. The module is imported here, and the setting put back.
+    """
+    import torch
+
+    before = torch.is_anomaly_enabled()
+    import recbole.model.sequential_recommender.sine  # noqa: F401
+
+    torch.autograd.set_detect_anomaly(before)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from recbole_dgr2.paths import host_dir
 from recbole_dgr2.schema import Option, nearest, option_files, options_of, parse_text, read_options, read_yaml
 
 MODELS = {"DGR2": "recbole_dgr2.model.dgr2"}
+DATA_VARIABLE = "RECBOLE_DGR2_DATA"
+"""Environment variable that stands for data_path where no file, dictionary or command line sets it."""
 RETRIEVER_KINDS = ("general", "sequential")
 # RecBole reads these from a config although none of its own files lists them.
 _HOST_EXTRA = ("model", "dataset", "config_files", "loss_type", "nproc", "world_size", "ip", "port", "offset")
@@ -107,6 +110,8 @@ class Config(_QuietConfig):
         self._given: dict[str, Any] = {}
         self._origin: dict[str, str] = {}
         typed = _split_arguments(arguments or [])
+        if os.environ.get(DATA_VARIABLE):
+            self._give({"data_path": os.environ[DATA_VARIABLE]}, DATA_VARIABLE)
         files = [read_yaml(Path(path)) for path in config_file_list or []]
         for path, content in zip(config_file_list or [], files, strict=True):
             self._give(content, str(path))
@@ -177,6 +182,11 @@ class Config(_QuietConfig):
             whole = self.options["eval_args"].default
             raise ValueError(
                 f"eval_args: the re-ranker ranks leave-one-out lists, expected {whole}, got {protocol}"
+            )
+        if final.get("benchmark_filename"):
+            raise ValueError(
+                "benchmark_filename: lists are cut from whole sequences, leave-one-out; leave it out and put all parts "
+                f"into one {final['dataset']}.inter"
             )
         cutoff = str(final["valid_metric"]).partition("@")[2]
         if cutoff not in {str(k) for k in final["topk"]}:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.config import Config, retriever_config
-from recbole_dgr2.data.candidates import Candidates, build_candidates
-from recbole_dgr2.data.evidence import Evidence, fit_evidence, fit_fact_scale, measure_facts
+from recbole_dgr2.baselines import RankingData
+from recbole_dgr2.cache import Cache, Columns
+from recbole_dgr2.config import Config
+from recbole_dgr2.data.candidate_files import read_candidate_file
+from recbole_dgr2.data.candidates import Candidates
+from recbole_dgr2.data.evidence import FACTS, FactScale, FactSource, fit_evidence, fit_fact_scale
 from recbole_dgr2.data.item_text import ItemFields, ItemText, load_item_text
+from recbole_dgr2.data.parts import PartedEvidence, final_part
 from recbole_dgr2.data.reasoner import Reasoner, fit_reasoner
-from recbole_dgr2.data.sequences import Phase, Rows, Sequences, leave_one_out_rows
+from recbole_dgr2.data.sequences import Phase, Sequences
 from recbole_dgr2.data.tasks import RankingTask, TaskBuilder
-from recbole_dgr2.model.retriever import (
-    checkpoint_options,
-    holdout_lengths,
-    load_retriever,
-    train_holdout_retriever,
-    train_retriever,
-)
-from recbole_dgr2.model.scorer import Retriever
+from recbole_dgr2.retrieval import RetrieverStore
+from recbole_dgr2.sources import FileSource, ListSource, RetrieverSource, fact_columns
 from recbole_dgr2.utils import item_tokens, load_dataset, sequences_from_dataset
 from recbole_dgr2.views import CandidateOptions, PromptOptions
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,6 @@ class Data:
     """RecBole's data set, not split."""
     sequences: Sequences
     item_text: ItemText
-
-
-@dataclass(frozen=True)
-class Retrievers:
-    """`final` proposes candidates for validation and test; `holdout`, which has not seen the targets of the training
-    lists, proposes theirs. `config` and `dataset` are RecBole's own for this recommender."""
-
-    final: Retriever
-    holdout: Retriever
-    final_sequences: Sequences
-    holdout_sequences: Sequences
-    config: Any
-    dataset: Any
 
 
 @dataclass(frozen=True)
@@ -65,15 +53,33 @@ class Lists:
         """int64 [R]: slot of the target, N where it is no candidate."""
         return self.candidates.rank_of(self.targets)
 
+    @property
+    def has_hits(self) -> bool:
+        """Whether any list has its target among the candidates."""
+        return bool((self.slots < self.candidates.n).any())
+
+
+@dataclass(frozen=True)
+class Host:
+    """RecBole's own config and data set, by which lists are evaluated; `store` where they are a retriever's."""
+
+    config: Any
+    dataset: Any
+    store: RetrieverStore | None = None
+
 
 @dataclass(frozen=True)
 class Grounding:
-    """What is known about candidates: training lists are grounded in the hold-out's statistics, all others in the
-    final ones; both share one scale. The reasoner was fitted on the training lists."""
+    """What is known about candidates: training lists are grounded in the statistics of the parts they come from, all
+    others in the final ones; both share one scale. The reasoner was fitted on the training lists.
+
+    facts: float64 [R, N, F] of every list of a phase, by phase.
+    """
 
     training: TaskBuilder
     final: TaskBuilder
     reasoner: Reasoner
+    facts: Mapping[Phase, np.ndarray]
 
 
 def load_data(config: Config, folder: Path, options: PromptOptions) -> Data:
@@ -84,55 +90,118 @@ def load_data(config: Config, folder: Path, options: PromptOptions) -> Data:
     return Data(dataset, sequences_from_dataset(dataset), text)
 
 
-def prepare_retrievers(config: Config, options: CandidateOptions, folder: Path) -> Retrievers:
-    """Train (or load) the final retriever, and train its hold-out twin."""
-    changes = checkpoint_options(options.checkpoint)[1] if options.checkpoint else {}
-    host = retriever_config(config, **changes)
-    dataset = load_dataset(host)
-    if options.checkpoint:
-        final = load_retriever(options.checkpoint, host, dataset)
-    else:
-        final = train_retriever(host, dataset, folder / "retriever")
-    holdout = train_holdout_retriever(
-        final, host, dataset, folder / "retriever_holdout", options.train_last_m
-    )
-    sequences = sequences_from_dataset(dataset)
-    kept = holdout_lengths(sequences, options.train_last_m)
-    return Retrievers(
-        final=final,
-        holdout=holdout,
-        final_sequences=sequences.truncate(sequences.lengths - sequences.training_lengths()),
-        holdout_sequences=sequences.truncate(sequences.lengths - kept),
-        config=host,
-        dataset=dataset,
+def report_counts(data: Data, expected: Sequence[int] | None) -> None:
+    """Log how many users, items and interactions there are, and warn where that is not what is expected of them."""
+    dataset = data.dataset
+    counts = (dataset.user_num - 1, dataset.item_num - 1, len(data.sequences.items))
+    shown = "{:,} users, {:,} items, {:,} interactions"
+    logger.info("%s: %s", dataset.dataset_name, shown.format(*counts))
+    if expected is not None and tuple(expected) != counts:
+        logger.warning(
+            "%s: %s expected; figures of this run are not comparable with published ones (user_inter_num_interval, "
+            "item_inter_num_interval and load_col decide the counts)",
+            dataset.dataset_name,
+            shown.format(*expected),
+        )
+
+
+def list_source(
+    config: Config, options: CandidateOptions, data: Data, cache: Cache, fingerprint: dict[str, str]
+) -> tuple[ListSource, Host]:
+    """What proposes candidates, and what its lists are evaluated by.
+
+    Raises:
+        ValueError, FileNotFoundError: the checkpoint, the candidate file or the split does not fit.
+    """
+    head = options.head(max(config["topk"]))
+    if options.file is not None:
+        users, items = (_internal_ids(data.dataset, field) for field in ("uid_field", "iid_field"))
+        return FileSource(read_candidate_file(options.file, users, items), data.sequences, head), Host(
+            config, data.dataset
+        )
+    store = RetrieverStore(config, options, cache, fingerprint)
+    store.check(data.dataset)
+    return RetrieverSource(store, data.sequences, options, head, cache), Host(
+        store.config, store.dataset, store
     )
 
 
-def make_lists(
-    data: Data, retrievers: Retrievers, phase: Phase, options: CandidateOptions, kmax: int
-) -> Lists:
-    """Candidates for every row of a phase; for training, from the hold-out retriever."""
-    rows: Rows = leave_one_out_rows(data.sequences, phase, options.train_last_m)
-    retriever = retrievers.holdout if phase == "train" else retrievers.final
-    wide = build_candidates(retriever.score, rows, data.sequences, options.head(kmax))
-    candidates = Candidates(rows, wide.ids[:, : options.n], wide.scores[:, : options.n])
+def _internal_ids(dataset: Any, field: str) -> dict[str, int]:
+    tokens = dataset.field2id_token[getattr(dataset, field)]
+    return {str(token): number for number, token in enumerate(tokens) if number}
+
+
+def make_lists(data: Data, source: ListSource, phase: Phase, n: int) -> Lists:
+    """Candidates for every row of a phase, and the lists they are the head of."""
+    wide = source.lists(phase)
+    rows = wide.rows
+    candidates = Candidates(rows, wide.ids[:, :n], wide.scores[:, :n])
     return Lists(candidates, wide.ids, rows.targets(data.sequences), rows.histories(data.sequences))
 
 
-def ground(
-    data: Data, retrievers: Retrievers, train: Lists, options: PromptOptions, history_length: int
-) -> Grounding:
-    """Fit item statistics, the scale of the facts and the reasoner, all on training interactions."""
-    holdout: Evidence = fit_evidence(retrievers.holdout_sequences, data.item_text)
-    final = fit_evidence(retrievers.final_sequences, data.item_text)
-    facts = measure_facts(holdout, train.candidates, train.histories)
+def _weigh(facts: np.ndarray, train: Lists, options: PromptOptions) -> tuple[FactScale, Reasoner]:
+    """Scale of the `n_facts` facts that move the reasoner most, and the reasoner fitted on these alone."""
     scale = fit_fact_scale(facts[train.candidates.counts > 0], options.fact_levels)
-    reasoner = fit_reasoner(scale.levels(facts), train.slots, options.fact_levels)
-    return Grounding(
-        training=TaskBuilder(holdout, scale, history_length),
-        final=TaskBuilder(final, scale, history_length),
-        reasoner=reasoner,
+    levels = scale.levels(facts)
+    every = fit_reasoner(levels, train.slots, options.fact_levels)
+    scale = scale.only([scale.active[fact] for fact in every.strongest_facts(levels, options.n_facts)])
+    return scale, fit_reasoner(scale.levels(facts), train.slots, options.fact_levels)
+
+
+def ground(
+    data: Data, source: ListSource, phases: Mapping[Phase, Lists], options: PromptOptions, cached: CachedFacts
+) -> Grounding:
+    """Fit item statistics, the scale of the facts and the reasoner, all on training interactions.
+
+    Args:
+        data, source: the lists' items and origin.
+        phases: lists of all phases.
+        options: item text and levels.
+        cached: where facts are kept, and how many recent items a task shows.
+    """
+    train = phases["train"]
+    parts = tuple(
+        (part.serves, fit_evidence(part.sequences(data.sequences), data.item_text)) for part in source.parts
     )
+    final = fit_evidence(final_part(data.sequences).sequences(data.sequences), data.item_text)
+    origin: dict[str, FactSource] = {"train": PartedEvidence(parts)}
+    text = {name: getattr(options, name) for name in ("title_field", "category_field", "brand_field")}
+    facts = {
+        phase: cached.measure(origin.get(phase, final), lists, {**source.description(phase), **text})
+        for phase, lists in phases.items()
+    }
+    scale, reasoner = _weigh(facts["train"], train, options)
+    return Grounding(
+        training=TaskBuilder(origin["train"], scale, cached.history_length),
+        final=TaskBuilder(final, scale, cached.history_length),
+        reasoner=reasoner,
+        facts=facts,
+    )
+
+
+@dataclass(frozen=True)
+class CachedFacts:
+    """Measures facts, or finds them in the cache; `history_length` is the number of recent items of a task."""
+
+    cache: Cache
+    fingerprint: dict[str, str]
+    history_length: int
+
+    def measure(self, evidence: FactSource, lists: Lists, description: dict[str, Any]) -> np.ndarray:
+        """Facts of all candidates of a phase, float64 [R, N, F]."""
+
+        def build() -> Columns:
+            return fact_columns(FACTS, evidence.measure(lists.candidates, lists.histories))
+
+        candidates = lists.candidates
+        whole = {**description, "data": self.fingerprint, "facts": FACTS, "n": candidates.n}
+        columns = self.cache.table(f"facts-{description['phase']}", whole, build)
+        return np.stack([columns[name] for name in FACTS], axis=-1).reshape(*candidates.ids.shape, len(FACTS))
+
+
+def ranking_data(facts: np.ndarray, lists: Lists) -> RankingData:
+    """The lists of a phase as the baselines see them."""
+    return RankingData(facts, lists.candidates.ids, lists.slots)
 
 
 def draw_lists(lists: Lists, most: int, seed: int) -> np.ndarray:

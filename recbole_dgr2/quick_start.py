@@ -11,24 +11,35 @@ import numpy as np
 import torch
 
 from recbole_dgr2 import views
+from recbole_dgr2.baselines import assess_baselines
+from recbole_dgr2.cache import Cache, data_fingerprint
 from recbole_dgr2.config import Config
+from recbole_dgr2.data.candidates import HeadOptions
 from recbole_dgr2.data.prompt import PromptTemplate, load_template
+from recbole_dgr2.data.sequences import Phase
 from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.preparation import (
+    CachedFacts,
     Data,
+    Host,
     Lists,
-    Retrievers,
     ground,
+    list_source,
     load_data,
     make_lists,
-    prepare_retrievers,
+    ranking_data,
+    report_counts,
 )
 from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
-from recbole_dgr2.report.evaluation import mean_metrics
+from recbole_dgr2.report.floors import Floor, agree, floor_of
 from recbole_dgr2.report.tables import RunInfo, build_report, print_report, write_report
 from recbole_dgr2.run import Run, library_versions
+from recbole_dgr2.run_files import RETRIEVER_FOLDER, write_grounding, write_run_file
 from recbole_dgr2.training import convert_and_assess, make_setting, require_teacher, teach_and_assess
 from recbole_dgr2.utils import recbole_metrics
+
+PHASES: tuple[Phase, ...] = ("train", "valid", "test")
+PHASE_NAMES: dict[Phase, str] = {"train": "training", "valid": "validation", "test": "test"}
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +66,13 @@ def run_recbole_dgr2(
     config = Config(model, dataset, config_file_list, config_dict, arguments)
     options = views.run_options(config)
     data = load_data(config, options.data_folder, views.prompt_options(config))
-    views.candidate_options(config).head(max(config["topk"])).check(data.sequences.n_items)
+    HeadOptions(config["n_candidates"], max(config["topk"]), config["mask_history"]).check(
+        data.sequences.n_items
+    )
+    if not (data.sequences.lengths >= 3).any():
+        raise ValueError(
+            f"data set {config['dataset']}: no user has three interactions, so there is no list to test on"
+        )
     template = load_template(prompt_file(config["prompt"]))
     require_teacher(options)
     with Run(options.run_dir, options.seed, options.threads) as run:
@@ -65,19 +82,30 @@ def run_recbole_dgr2(
 def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) -> dict[str, Any]:
     stages, options = views.run_options(config).stages, views.candidate_options(config)
     with run.phase("retriever"):
-        retrievers = prepare_retrievers(config, options, run.folder)
+        fingerprint = data_fingerprint(Path(config["data_path"]), config["dataset"])
+        report_counts(data, config["expected_counts"])
+        cache = Cache(options.cache)
+        source, host = list_source(config, options, data, cache, fingerprint)
+        source.prepare()
     with run.phase("candidates"):
-        train, valid, test = (
-            make_lists(data, retrievers, phase, options, max(config["topk"]))
-            for phase in ("train", "valid", "test")
-        )
-        panel = _panel(config, data, retrievers, test)
-        _log_floors({"training": train, "validation": valid, "test": test})
-    rows = [assess_retriever(panel)]
+        phases: dict[Phase, Lists] = {phase: make_lists(data, source, phase, options.n) for phase in PHASES}
+        panel = _panel(config, host, phases["test"])
+        floors = _floors(config, phases, panel)
+        write_run_file(run.folder, config, fingerprint)
+        source.keep(run.folder / RETRIEVER_FOLDER)
+    rows, comparisons = [assess_retriever(panel)], list[dict[str, Any]]()
+    cached = CachedFacts(cache, fingerprint, options.history_length)
+    if stages or phases["train"].has_hits:
+        with run.phase("facts"):
+            grounding = ground(data, source, phases, views.prompt_options(config), cached)
+            write_grounding(run.folder, grounding.final.scale, grounding.reasoner)
+        with run.phase("baselines"):
+            parts = {phase: ranking_data(grounding.facts[phase], lists) for phase, lists in phases.items()}
+            found, comparisons = assess_baselines(panel, parts, grounding.final.scale)
+            rows += found
     if stages:
         with run.phase("traces"):
-            grounding = ground(data, retrievers, train, views.prompt_options(config), options.history_length)
-            lists = (train, valid, test)
+            lists = (phases["train"], phases["valid"], phases["test"])
             setting, backbone = make_setting(config, run, (data, template), grounding, lists, panel)
         run.keep()
         if "ar_teacher" in stages:
@@ -87,7 +115,7 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
     run.keep()
     info = RunInfo(
         dataset=config["dataset"],
-        retriever=retrievers.final.name,
+        retriever=source.name,
         n_candidates=options.n,
         n_users=len(panel.targets),
         n_hits=len(panel.hits),
@@ -95,18 +123,20 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
         versions=library_versions(),
         phases=run.seconds,
     )
-    report = build_report(info, rows)
+    report = build_report(
+        info, rows, {"floors": [floor.to_dict() for floor in floors], "comparisons": comparisons}
+    )
     write_report(report, run.folder / "report.json")
     print_report(report)
     return report
 
 
-def _panel(config: Config, data: Data, retrievers: Retrievers, test: Lists) -> Panel:
+def _panel(config: Config, host: Host, test: Lists) -> Panel:
     options = views.report_options(config)
 
     def metrics(lists: np.ndarray) -> dict[str, float]:
         targets = torch.from_numpy(test.targets)
-        return recbole_metrics(retrievers.config, retrievers.dataset, torch.from_numpy(lists), targets)
+        return recbole_metrics(host.config, host.dataset, torch.from_numpy(lists), targets)
 
     return Panel(
         candidates=test.candidates,
@@ -119,10 +149,21 @@ def _panel(config: Config, data: Data, retrievers: Retrievers, test: Lists) -> P
     )
 
 
-def _log_floors(phases: Mapping[str, Lists]) -> None:
+def _floors(config: Config, phases: Mapping[Phase, Lists], panel: Panel) -> list[Floor]:
     """The retriever's own order on hits, phase by phase: training and test should agree."""
-    for name, lists in phases.items():
-        slots, n = lists.slots, lists.candidates.n
-        hits = slots[slots < n]
-        shown = ", ".join(f"{metric} {value:.4f}" for metric, value in mean_metrics(hits, n).items())
-        logger.info("%s lists: %d, hits: %d, floor on hits: %s", name, len(slots), len(hits), shown or "none")
+    split, n = config["candidate_split"], panel.candidates.n
+    floors = {
+        phase: floor_of((split, name), phases[phase].slots, n, panel.bootstrap_samples, panel.seed)
+        for phase, name in PHASE_NAMES.items()
+    }
+    for floor in floors.values():
+        shown = ", ".join(f"{metric} {value:.4f}" for metric, value in floor.metrics.items())
+        text = "%s lists: %d, hits: %d, floor on hits: %s"
+        logger.info(text, floor.phase, floor.lists, floor.hits, shown or "none")
+    if agree(floors["train"], floors["test"]) is False:
+        logger.warning(
+            "the floor on training lists is outside the 95 %% intervals of the floor on test lists "
+            "(candidate_split %s)",
+            split,
+        )
+    return list(floors.values())

@@ -13,6 +13,7 @@ import numpy as np
 
 from recbole_dgr2 import views
 from recbole_dgr2.config import Config
+from recbole_dgr2.data.drills import write_drills
 from recbole_dgr2.data.examples import Example
 from recbole_dgr2.data.lessons import Lesson, encode_lessons, lesson_texts, write_lessons
 from recbole_dgr2.data.prompt import PromptBuilder, PromptTemplate, label
@@ -52,6 +53,7 @@ class Setting:
     test: Lists
     panel: Panel
     train: Sequence[Example]
+    drills: Sequence[Example]
     valid: Sequence[Example]
     prompts: PromptBuilder
     info: Mapping[str, Any]
@@ -92,21 +94,41 @@ def make_setting(
         return write_lessons(tasks, grounding.reasoner, template, data.item_text)
 
     parts = [lessons(grounding.training, train, most), lessons(grounding.final, valid, VALIDATION_LISTS)]
-    info = {
+    info = data_info(config, data, grounding.final.fact_names)
+    corpus = lesson_texts(parts[0][:CORPUS_LISTS], template, data.item_text)
+    backbone = _backbone(config, run.folder / TEACHER, info, corpus)
+    prompts = PromptBuilder(template, data.item_text, backbone.tokenizer, backbone_room(config, backbone))
+    examples = [encode_lessons(part, prompts, backbone.tokenizer, backbone.eos_id) for part in parts]
+    _check_length(examples[0], config["max_new_tokens"])
+    scores = np.stack(
+        [grounding.reasoner.scores(lesson.task.levels) for lesson in parts[0] if _full(lesson, config)]
+    )
+    drills = write_drills(scores, template, backbone.tokenizer, config["n_drills"], seed)
+    return Setting(
+        config, run, data, grounding, test, panel, examples[0], drills, examples[1], prompts, info
+    ), backbone
+
+
+def _full(lesson: Lesson, config: Config) -> bool:
+    """Whether a lesson's list has all N candidates."""
+    return len(lesson.task.candidates) == config["n_candidates"]
+
+
+def data_info(config: Config, data: Data, fact_names: Sequence[str]) -> dict[str, Any]:
+    """What a stage was trained on, as far as it must be the same wherever its checkpoint is used."""
+    return {
         "vocabulary": vocabulary(data.dataset).fingerprint,
         "n_candidates": config["n_candidates"],
         "prompt": hashlib.sha256(prompt_file(config["prompt"]).read_bytes()).hexdigest(),
-        "facts": list(grounding.final.fact_names),
+        "facts": list(fact_names),
     }
-    corpus = lesson_texts(parts[0][:CORPUS_LISTS], template, data.item_text)
-    backbone = _backbone(config, run.folder / TEACHER, info, corpus)
-    room = backbone.model.config.max_position_embeddings - config["max_new_tokens"] - config["block_size"]
-    prompts = PromptBuilder(template, data.item_text, backbone.tokenizer, room)
-    examples = [encode_lessons(part, prompts, backbone.tokenizer, backbone.eos_id) for part in parts]
-    _check_length(examples[0], config["max_new_tokens"])
-    return Setting(
-        config, run, data, grounding, test, panel, examples[0], examples[1], prompts, info
-    ), backbone
+
+
+def backbone_room(config: Config, backbone: Backbone) -> int:
+    """Tokens that a prompt may have: the backbone's positions without those of the answer and of one block."""
+    return int(
+        backbone.model.config.max_position_embeddings - config["max_new_tokens"] - config["block_size"]
+    )
 
 
 def _backbone(config: Config, teacher: Path, info: Mapping[str, Any], corpus: Iterable[str]) -> Backbone:
@@ -137,7 +159,7 @@ def teach_and_assess(setting: Setting, backbone: Backbone) -> list[Row]:
     config, run = setting.config, setting.run
     with run.phase("ar_teacher"):
         stage = ARTeacher(backbone, views.stage_options(config, "ar_teacher"), setting.info)
-        stage.fit(setting.train, setting.valid, run.folder / "ar_teacher")
+        stage.fit([*setting.train, *setting.drills], setting.valid, run.folder / "ar_teacher")
     with run.phase("evaluation"):
         return [_assess(setting, "ar_teacher", backbone, None, "autoregressive")]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from recbole_dgr2.config import Config
     from recbole_dgr2.data.candidates import HeadOptions
+    from recbole_dgr2.data.parts import SplitOptions
     from recbole_dgr2.decode.types import DecodeOptions
     from recbole_dgr2.model.backbone import EmbeddedSpec
     from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -36,14 +37,19 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class CandidateOptions:
-    """Candidates of a list: `n` of them; the last `train_last_m` training items of a user are targets."""
+    """Candidates of a list: `n` of them, from a retriever (or its `checkpoint`) or from the lists in `file`.
+
+    `split`: how training lists are kept from their targets. `cache`: folder of what is kept between runs, or None.
+    """
 
     n: int
     mask_history: bool
-    train_last_m: int
+    split: SplitOptions
     max_train_lists: int
     history_length: int
     checkpoint: Path | None
+    file: Path | None
+    cache: Path | None
 
     def head(self, kmax: int) -> HeadOptions:
         """How score rows are cut: the candidates and, in any case, RecBole's max(topk) ids."""
@@ -59,6 +65,7 @@ class PromptOptions:
     prompt: str
     trace_source: str
     fact_levels: int
+    n_facts: int
     title_field: str | None
     category_field: str | None
     brand_field: str | None
@@ -91,14 +98,21 @@ def run_options(config: Config) -> RunOptions:
 
 def candidate_options(config: Config) -> CandidateOptions:
     """Candidates and histories."""
-    checkpoint = config["retriever_checkpoint"]
+    from recbole_dgr2.data.parts import SplitOptions
+
+    checkpoint, file, cache = (config[key] for key in ("retriever_checkpoint", "candidate_file", "cache_dir"))
+    kept = Path(config["checkpoint_dir"]) / "cache" if cache == "auto" else cache
     return CandidateOptions(
         n=config["n_candidates"],
         mask_history=config["mask_history"],
-        train_last_m=config["train_last_m"],
+        split=SplitOptions(
+            config["candidate_split"], config["train_last_m"], config["n_folds"], config["seed"]
+        ),
         max_train_lists=config["max_train_lists"],
         history_length=config["history_length"],
         checkpoint=None if checkpoint is None else Path(checkpoint),
+        file=None if file is None else Path(file),
+        cache=None if kept is None else Path(kept),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,10 +12,28 @@ import torch
 import recbole_dgr2  # noqa: F401 mends RecBole's dependencies before a test imports recbole
 from recbole_dgr2.config import Config
 
+if TYPE_CHECKING:
+    from tests.toy_run import Finished
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two threads on a busy machine ran 20 to 40 times slower than one.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One whole run on the toy data set; copy its folder before changing it."""
+    from tests.toy_run import finish
+
+    return finish(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -201,7 +201,7 @@ def test_token_limit_in_mid_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (exact.token_ids, exact.finished) == (tuple(tokens[:6]), False)
 
 
-@pytest.mark.parametrize("mode", ["autoregressive", "block"])
+@pytest.mark.parametrize("mode", ["autoregressive", "block", "speculative"])
 def test_mask_token_is_never_emitted(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     requests = requests_of(LENGTHS)
     wanted = run(requests, options_of(mode)).completions

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recbole_dgr2.data.candidates import (
     Candidates,
     HeadOptions,
+    best_items,
     build_candidates,
     exclude,
     permute_head,
@@ -149,3 +150,21 @@ def test_bad_options() -> None:
         HeadOptions(20, 5, True).check(9)
     with pytest.raises(ValueError, match="topk 10: the catalogue has 8 items"):
         HeadOptions(5, 10, True).check(9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), k=st.integers(1, 9), items=st.integers(1, 15_000), kinds=st.integers(0, 3)
+)
+def test_the_best_items_are_those_of_torch(seed: int, k: int, items: int, kinds: int) -> None:
+    """Distinct scores, few distinct values, and rows that are mostly or wholly excluded."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(3, items + k, generator=generator)
+    if kinds == 1:
+        scores = (scores * 5).round()
+    if kinds == 2:
+        scores[0] = -INF
+        scores[1, k:] = -INF
+    if kinds == 3:
+        scores[:, torch.randint(items + k, (items // 2,), generator=generator)] = -INF
+    assert torch.equal(best_items(scores, k), torch.topk(scores, k, dim=-1).indices)

@@ -64,6 +64,12 @@ def test_general_recommenders_import_without_kmeans_pytorch() -> None:
             sys.modules["kmeans_pytorch"].kmeans()
 
 
+def test_anomaly_detection_stays_off() -> None:
+    assert retriever_class("SASRec").__name__ == "SASRec"
+    assert "recbole.model.sequential_recommender.sine" in sys.modules
+    assert not torch.is_anomaly_enabled()
+
+
 def test_apply_again_changes_nothing() -> None:
     before = Collector.get_data_struct
     compat.apply()

@@ -273,5 +273,5 @@ def test_users_too_short_to_train_on(tmp_path: Path) -> None:
         train_retriever(config, load_dataset(config), tmp_path / "run")
     config = recbole_config("SASRec", write_interactions(tmp_path, [4] * 20, 20))
     final = train_retriever(config, load_dataset(config), tmp_path / "run")
-    with pytest.raises(ValueError, match="train_last_m 3: no training interaction is left"):
+    with pytest.raises(ValueError, match="no training interaction is left for the retriever"):
         train_holdout_retriever(final, config, load_dataset(config), tmp_path / "held", 3)

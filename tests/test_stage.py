@@ -22,7 +22,8 @@ from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.checkpoint import load_stage
 from recbole_dgr2.trainer import ARTeacher, StageOptions
 from recbole_dgr2.trainer.batches import epoch_batches, generators, process_share, sorted_batches
-from recbole_dgr2.trainer.options import learning_rate_at, parameter_groups
+from recbole_dgr2.trainer.optimizers import parameter_groups
+from recbole_dgr2.trainer.options import learning_rate_at
 from recbole_dgr2.trainer.scoring import Scored
 from recbole_dgr2.trainer.state import STATE_FILE, PartialStore, Progress, write_atomic
 from tests.tiny import random_tokens, tiny_backbone

@@ -1,4 +1,4 @@
-"""Data sets, thread choice and metrics of lists."""
+"""Data sets and metrics of lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from recbole.data import data_preparation
 from recbole.evaluator.collector import DataStruct
 
-from recbole_dgr2.threads import choose_threads, pick_threads, thread_counts
 from recbole_dgr2.utils import (
     item_tokens,
     load_dataset,
@@ -18,52 +17,6 @@ from recbole_dgr2.utils import (
     split_loaders,
 )
 from tests.recsys import recbole_config, run_config, write_interactions
-
-
-def probe(times: dict[int, list[float]]) -> tuple[list[int], object]:
-    calls: list[int] = []
-
-    def measure(count: int) -> float:
-        calls.append(count)
-        series = times[count]
-        return series[calls.count(count) % len(series)]
-
-    return calls, measure
-
-
-@pytest.mark.parametrize(
-    "times,chosen",
-    [
-        ({1: [0.01], 2: [0.4], 4: [0.4]}, 1),  # busy cores
-        ({1: [0.01], 2: [0.006], 4: [0.004]}, 4),
-        ({1: [0.01], 2: [0.006], 4: [0.0055]}, 2),  # not worth the cores
-        ({1: [0.01], 2: [0.0095], 4: [0.0095]}, 1),
-        ({1: [0.01], 2: [0.006, 0.006, 0.5], 4: [0.02]}, 2),  # a stall now and then
-        ({1: [0.01], 2: [0.3, 0.3, 0.001], 4: [0.02]}, 1),  # fast now and then
-    ],
-)
-def test_pick_threads(times: dict[int, list[float]], chosen: int) -> None:
-    calls, measure = probe(times)
-    assert pick_threads([1, 2, 4], measure, 0.3) == chosen  # type: ignore[arg-type]
-    assert len(calls) < 200
-
-
-def test_a_hopeless_count_is_probed_twice() -> None:
-    calls, measure = probe({1: [0.01], 2: [0.4]})
-    pick_threads([1, 2], measure, 0.3)  # type: ignore[arg-type]
-    assert calls.count(2) == 2
-
-
-def test_thread_counts() -> None:
-    assert [thread_counts(n) for n in (1, 2, 3, 4, 6, 8)] == [
-        [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6], [1, 2, 4, 8],
-    ]  # fmt: skip
-
-
-def test_choose_threads_leaves_torch_alone() -> None:
-    before = torch.get_num_threads()
-    assert choose_threads() >= 1
-    assert torch.get_num_threads() == before
 
 
 def test_metrics_by_hand(tmp_path: Path) -> None:

@@ -16,6 +16,12 @@ import torch
 
 from recbole_dgr2.data.sequences import Rows, Sequences
 
+SCORE_CELLS = 2**23
+"""Scores of a block at most (32 MiB as float32)."""
+
+CHUNK = 256
+"""Items of a chunk in `best_items`."""
+
 ScoreFunction = Callable[[np.ndarray, list[np.ndarray]], torch.Tensor]
 
 
@@ -70,7 +76,8 @@ class HeadOptions:
         n_candidates: N, at least 1.
         kmax: RecBole's max(topk); decides the order among equal scores, so that it is RecBole's own.
         mask_history: Exclude every item of the row's history (RecBole does for general models only).
-        batch_size: Rows scored at a time by `build_candidates`; only one such block of scores exists at once.
+        batch_size: Rows scored at a time by `build_candidates` at most, fewer where the catalogue is large; only
+            one such block of scores exists at once.
     """
 
     n_candidates: int
@@ -82,6 +89,10 @@ class HeadOptions:
         for name in ("n_candidates", "kmax", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: expected at least 1")
+
+    def rows_at_once(self, n_items: int) -> int:
+        """Rows of a block: at most `batch_size`, and no more than SCORE_CELLS scores."""
+        return max(1, min(self.batch_size, SCORE_CELLS // n_items))
 
     def check(self, n_items: int) -> None:
         """Raise ValueError where the catalogue (`n_items` counts padding) is smaller than the head."""
@@ -111,13 +122,36 @@ def select_head(scores: torch.Tensor, n: int, kmax: int) -> torch.Tensor:
     Returns:
         int64 `[B, max(n, kmax)]`. Rows with fewer valid items end in ids whose score is -inf.
     """
-    first = torch.topk(scores, kmax, dim=-1).indices
+    first = best_items(scores, kmax)
     if n <= kmax:
         return first
     # Excluded items are lifted to the lowest finite value, so that they come before the ids already taken: a
     # head never names an item twice, even where the valid items run out.
     remaining = scores.clamp(min=torch.finfo(scores.dtype).min).scatter(1, first, -torch.inf)
     return torch.cat((first, torch.topk(remaining, n - kmax, dim=-1).indices), dim=1)
+
+
+def best_items(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """`torch.topk(scores, k).indices`, several times faster on large catalogues.
+
+    The k best items of a row lie in the k chunks whose maxima are greatest, so only these are sorted. Rows with equal
+    scores among their best are left to `torch.topk` itself, since its order of ties depends on the whole row.
+    """
+    rows, items = scores.shape
+    chunks = items // CHUNK
+    if chunks < 4 * (k + 1):
+        return torch.topk(scores, k, dim=-1).indices
+    body, rest = scores[:, : chunks * CHUNK].view(rows, chunks, CHUNK), scores[:, chunks * CHUNK :]
+    chosen = torch.topk(body.amax(dim=2), k + 1, dim=1).indices
+    inside = body.gather(1, chosen[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
+    places = (chosen[:, :, None] * CHUNK + torch.arange(CHUNK, device=scores.device)).flatten(1)
+    outside = torch.arange(chunks * CHUNK, items, device=scores.device).expand(rows, -1)
+    values, slots = torch.topk(torch.cat((inside, rest), dim=1), k + 1, dim=1)
+    best = torch.cat((places, outside), dim=1).gather(1, slots[:, :k])
+    tied = (values[:, 1:] >= values[:, :-1]).any(dim=1)
+    if tied.any():
+        best[tied] = torch.topk(scores[tied], k, dim=-1).indices
+    return best
 
 
 def permute_head(scores: torch.Tensor, head: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -172,8 +206,9 @@ def build_candidates(
     n = options.n_candidates
     ids = np.zeros((len(rows), n), dtype=np.int64)
     values = np.full((len(rows), n), -np.inf, dtype=np.float32)
-    for start in range(0, len(rows), options.batch_size):
-        block = slice(start, start + options.batch_size)
+    size = options.rows_at_once(sequences.n_items)
+    for start in range(0, len(rows), size):
+        block = slice(start, start + size)
         part = rows.take(block)
         histories = part.histories(sequences)
         scores = exclude(retriever_score(part.users, histories), histories if options.mask_history else None)

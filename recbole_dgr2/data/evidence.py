@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -32,6 +33,14 @@ WINDOW = 5
 _ROWS_AT_A_TIME = 1024
 
 
+class FactSource(Protocol):
+    """Whatever knows the facts about candidates."""
+
+    def measure(self, candidates: Candidates, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """Facts of every candidate, float64 [R, N, len(FACTS)], as `measure_facts` gives them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Item statistics of one set of training interactions; n_items counts the padding item 0."""
@@ -46,6 +55,10 @@ class Evidence:
     """float64 [n_items, n_words], TF-IDF rows of unit length."""
     brands: np.ndarray
     """int64 [n_items], 0 where the brand is unknown."""
+
+    def measure(self, candidates: Candidates, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """`measure_facts` of this evidence."""
+        return measure_facts(self, candidates, histories)
 
 
 def fit_evidence(sequences: Sequences, item_text: ItemText) -> Evidence:
@@ -184,6 +197,12 @@ class FactScale:
     def active(self) -> tuple[int, ...]:
         """Indices into FACTS of the facts that vary."""
         return tuple(index for index, bounds in enumerate(self.edges) if bounds)
+
+    def only(self, facts: Sequence[int]) -> FactScale:
+        """The same scale with no other facts (indices into FACTS) than these."""
+        return FactScale(
+            self.n_levels, tuple(e if fact in facts else () for fact, e in enumerate(self.edges))
+        )
 
     def levels(self, facts: np.ndarray) -> np.ndarray:
         """Levels of the active facts, int64 [R, N, len(active)], for facts float64 [R, N, len(FACTS)]."""

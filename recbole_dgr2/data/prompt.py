@@ -37,8 +37,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "pattern": ("kinds",),
     "scores": ("scores",),
     "score": ("label", "score"),
-    "strong": ("place", "label", "facts"),
-    "weak": ("label", "facts"),
+    "strong": ("place", "score", "label", "facts"),
     "cited_fact": ("name", "symbol", "level"),
     "answer": ("label", "facts", "ranking"),
 }
@@ -136,6 +135,10 @@ def load_template(path: Path) -> PromptTemplate:
             raise ValueError(f"{path}: {name} is {values[name]!r}; expected a list of words")
     sections = {name: _section(path, name, values[name]) for name in SECTIONS}
     places = tuple(str(place) for place in values["places"])
+    if not places:
+        raise ValueError(
+            f"{path}: places is empty; expected a word for each candidate to promote, e.g. [first, second]"
+        )
     return PromptTemplate(sections, places, values["history_items"], values["title_words"])
 
 

@@ -13,38 +13,52 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-N_SCORES = 10
-"""A candidate's score is one digit, 0 to 9."""
-
-_SCORE_QUANTILES = (0.15, 0.30, 0.45, 0.60, 0.72, 0.82, 0.90, 0.95, 0.98)
+POINTS_PER_UNIT = 3.0
+"""Points for one unit of utility (a factor e in the odds). Rounding costs little accuracy from two points on; three
+make ties rare, which are harder to learn than sums."""
 
 
 @dataclass(frozen=True)
 class Reasoner:
-    """A fitted conditional logit over F facts of `n_levels` levels, and the bounds that turn utilities into digits.
+    """A conditional logit over F facts of `n_levels` levels, and the scorecard that is its rounded form.
 
-    weights: float64 [F, n_levels]; rank_weights: float64 [N], by the retriever's slot; score_edges: float64 [9].
+    weights: float64 [F, n_levels]; rank_weights: float64 [N], by the retriever's slot. Both are shifted so that the
+    least of each fact, and of the slots, is 0.
     """
 
     weights: np.ndarray
     rank_weights: np.ndarray
-    score_edges: np.ndarray
 
-    def contributions(self, levels: np.ndarray) -> np.ndarray:
-        """What each fact adds to a candidate's utility, float64 [..., N, F], for levels int64 [..., N, F]."""
-        return self.weights[np.arange(levels.shape[-1]), levels]
+    def points(self, levels: np.ndarray) -> np.ndarray:
+        """Whole points that each fact gives a candidate, int64 [..., N, F], for levels int64 [..., N, F]."""
+        table = np.rint(self.weights * POINTS_PER_UNIT).astype(np.int64)
+        return table[np.arange(levels.shape[-1]), levels]
 
     def utilities(self, levels: np.ndarray) -> np.ndarray:
-        """Utility of each candidate, float64 [..., N]; N may be smaller than the N of the fit."""
-        return self.contributions(levels).sum(axis=-1) + self.rank_weights[: levels.shape[-2]]
+        """Utility of each candidate in the logit, float64 [..., N]; N may be smaller than the N of the fit."""
+        added = self.weights[np.arange(levels.shape[-1]), levels].sum(axis=-1)
+        return added + self.rank_weights[: levels.shape[-2]]
 
     def scores(self, levels: np.ndarray) -> np.ndarray:
-        """Utility as a digit 0..9, int64 [..., N]; digits are finest among the best candidates."""
-        return np.searchsorted(self.score_edges, self.utilities(levels), side="right")
+        """Score of each candidate, int64 [..., N]: its facts' points and its slot's, all whole numbers.
 
-    def order(self, levels: np.ndarray) -> np.ndarray:
-        """Slots by falling score, equal scores in the retriever's order, int64 [..., N]."""
-        return np.argsort(-self.scores(levels), axis=-1, kind="stable")
+        A sum of small whole numbers is a task that a small model can learn exactly.
+        """
+        slots = np.rint(self.rank_weights * POINTS_PER_UNIT).astype(np.int64)
+        return self.points(levels).sum(axis=-1) + slots[: levels.shape[-2]]
+
+    def strongest_facts(self, levels: np.ndarray, most: int) -> np.ndarray:
+        """int64 [<= most]: the facts (0..F-1) whose contributions vary most over lists int64 [R, N, F], most first."""
+        spread = self.weights[np.arange(levels.shape[-1]), levels].std(axis=(0, 1))
+        return np.argsort(-spread, kind="stable")[:most]
+
+    def order(self, levels: np.ndarray, promoted: int) -> np.ndarray:
+        """Slots in the new order, int64 [..., N].
+
+        The `promoted` candidates of the highest scores come first, by falling score; equal scores, and all other
+        candidates, stay in the retriever's order. With `promoted` >= N the whole list is sorted by score.
+        """
+        return promote(self.scores(levels), promoted)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, for JSON."""
@@ -56,13 +70,19 @@ class Reasoner:
         return cls(**{name: np.asarray(value, dtype=np.float64) for name, value in values.items()})
 
 
+def promote(scores: np.ndarray, promoted: int) -> np.ndarray:
+    """Slots with the `promoted` highest scores first, all others in their old order, int64 [..., N]."""
+    places = np.argsort(np.argsort(-scores, axis=-1, kind="stable"), axis=-1)
+    return np.argsort(np.minimum(places, promoted), axis=-1, kind="stable")
+
+
 def fit_reasoner(levels: np.ndarray, slots: np.ndarray, n_levels: int, l2: float = 5.0) -> Reasoner:
     """Fit the logit by maximum likelihood with an L2 penalty.
 
     Args:
         levels: int64 [R, N, F], facts of the training lists.
-        slots: int64 [R], 0-based slot of each list's target; N where it is not among the candidates (then the list
-            only helps to place the score digits).
+        slots: int64 [R], 0-based slot of each list's target; lists with N (target not among the candidates) are
+            left out.
         n_levels: number of levels a fact can take.
         l2: weight of the penalty 0.5 * l2 * |w|^2.
 
@@ -85,13 +105,9 @@ def fit_reasoner(levels: np.ndarray, slots: np.ndarray, n_levels: int, l2: float
         axis=-1,
     )
     weights = _maximise(index, target, n_facts * n_levels + n_slots, l2)
-    fitted = Reasoner(
-        weights=weights[: n_facts * n_levels].reshape(n_facts, n_levels),
-        rank_weights=weights[n_facts * n_levels :],
-        score_edges=np.zeros(N_SCORES - 1),
-    )
-    edges = np.quantile(fitted.utilities(levels), _SCORE_QUANTILES)
-    return Reasoner(fitted.weights, fitted.rank_weights, edges)
+    by_level = weights[: n_facts * n_levels].reshape(n_facts, n_levels)
+    by_slot = weights[n_facts * n_levels :]
+    return Reasoner(by_level - by_level.min(axis=1, keepdims=True), by_slot - by_slot.min())
 
 
 def _rank_column(n_slots: int, start: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recbole_dgr2.data.candidates import Candidates
-from recbole_dgr2.data.evidence import FACTS, Evidence, FactScale, measure_facts
+from recbole_dgr2.data.evidence import FACTS, FactScale, FactSource
 
 _KEY_ENDS = 2**24
 
@@ -39,7 +39,7 @@ class TaskBuilder:
     `history_length` is the number of recent items that a task keeps.
     """
 
-    evidence: Evidence
+    evidence: FactSource
     scale: FactScale
     history_length: int
 
@@ -50,7 +50,7 @@ class TaskBuilder:
 
     def levels(self, candidates: Candidates, histories: Sequence[np.ndarray]) -> np.ndarray:
         """Fact levels of every candidate slot, int64 [R, N, F]."""
-        return self.scale.levels(measure_facts(self.evidence, candidates, histories))
+        return self.scale.levels(self.evidence.measure(candidates, histories))
 
     def build(self, candidates: Candidates, histories: Sequence[np.ndarray]) -> list[RankingTask]:
         """One task a row."""

@@ -1,11 +1,13 @@
 """Reasoning traces: the text that the AR teacher learns to write, grounded in the facts of the prompt.
 
 The `evidence` source writes a trace from the reasoner's scores: the pattern of the history, a score for each
-candidate, the best candidates with their two strongest facts, the weakest one, then the ranked list as JSON.
+candidate, the best candidates with their two strongest facts, then the ranked list as JSON: those best ones first,
+the others in the retriever's order. How many are promoted is the template's choice (its `places`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,39 +37,35 @@ def write_evidence_trace(
     task: RankingTask, reasoner: Reasoner, template: PromptTemplate, item_text: ItemText
 ) -> Trace:
     """The trace of one task. Deterministic, and a function of what the prompt shows alone."""
-    order = reasoner.order(task.levels)
-    scores = reasoner.scores(task.levels)
-    contributions = reasoner.contributions(task.levels)
-    relative = contributions - contributions.mean(axis=0)
-    parts = [
-        template.fill("pattern", kinds=" ".join(history_kinds(item_text, task.history))),
-        template.fill(
-            "scores",
-            scores="".join(
-                template.fill("score", label=label(n), score=score) for n, score in enumerate(scores)
-            ),
-        ),
-    ]
-    for place, slot in zip(template.places, order, strict=False):
-        parts.append(
-            template.fill(
-                "strong", place=place, label=label(slot), facts=_cite(task, relative[slot], slot, template)
-            )
-        )
-    last = order[-1]
-    parts.append(template.fill("weak", label=label(last), facts=_cite(task, -relative[last], last, template)))
-    answer = template.fill(
-        "answer",
-        label=label(order[0]),
-        facts=_cite(task, relative[order[0]], order[0], template),
-        ranking=",".join(f'"{label(slot)}"' for slot in order),
+    order = reasoner.order(task.levels, len(template.places)).tolist()
+    scores = reasoner.scores(task.levels).tolist()
+    cited = [_cite(task, slot, reasoner, template) for slot in order[: len(template.places)]]
+    pattern = template.fill("pattern", kinds=" ".join(history_kinds(item_text, task.history)))
+    reasoning, answer = write_ranking(order, scores, cited, template)
+    return Trace(pattern + write_scores(scores, template) + reasoning, answer)
+
+
+def write_scores(scores: Sequence[int], template: PromptTemplate) -> str:
+    """The score of every candidate, in the retriever's order."""
+    each = (template.fill("score", label=label(slot), score=score) for slot, score in enumerate(scores))
+    return template.fill("scores", scores="".join(each))
+
+
+def write_ranking(
+    order: Sequence[int], scores: Sequence[int], cited: Sequence[str], template: PromptTemplate
+) -> tuple[str, str]:
+    """What follows from the scores: the promoted candidates with the facts `cited` for them, and the answer."""
+    strong = "".join(
+        template.fill("strong", place=place, score=scores[slot], label=label(slot), facts=facts)
+        for place, slot, facts in zip(template.places, order, cited, strict=False)
     )
-    return Trace("".join(parts), answer)
+    ranking = ",".join(f'"{label(slot)}"' for slot in order)
+    return strong, template.fill("answer", label=label(order[0]), facts=cited[0], ranking=ranking)
 
 
-def _cite(task: RankingTask, weight: np.ndarray, slot: int, template: PromptTemplate) -> str:
-    """The facts of a candidate that weigh most, in the order of their weight; equal weights in the facts' order."""
-    strongest = np.argsort(-np.round(weight, 9), kind="stable")[:CITED]
+def _cite(task: RankingTask, slot: int, reasoner: Reasoner, template: PromptTemplate) -> str:
+    """The facts that give a candidate the most points, most first; equal points in the facts' order."""
+    strongest = np.argsort(-reasoner.points(task.levels)[slot], kind="stable")[:CITED].tolist()
     return "".join(
         template.render_fact("cited_fact", task.fact_names[fact], task.levels[slot, fact])
         for fact in strongest

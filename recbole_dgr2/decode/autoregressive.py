@@ -67,8 +67,9 @@ class Autoregressive(Policy):
         """The row's tokens; every one is a seed (step 0)."""
         tokens, log_probs, confidences = zip(*self._slots[row], strict=True)
         options = self.options
+        rule = (1, options.tau, options.temperature)
         trace = DecodingTrace(
-            tokens, (0,) * len(tokens), log_probs, confidences, 1, options.tau, options.temperature
+            tokens, (0,) * len(tokens), log_probs, confidences, *rule, tuple(range(len(tokens)))
         )
         key = int(self._keys[row])
         return Completion(key, tokens, tokens[-1] == self.eos_id, len(tokens) - 1, trace)

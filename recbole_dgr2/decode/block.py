@@ -1,9 +1,10 @@
-"""Block-parallel decoding with a confidence threshold (Diffusion-GR2, arXiv 2607.01170; shift and seed as trained).
+"""Block-parallel decoding (Diffusion-GR2, arXiv 2607.01170; shift and seed as trained).
 
-A row's block starts as [seed, mask, ..., mask]. Each denoising pass commits every masked slot whose top probability
-reaches tau, and the single best one in any case. A full block gets one commit pass over its clean tokens, whose keys
-are kept and whose last logit seeds the next block. The row stops as soon as the end-of-sequence token and every slot
-before it are committed (or the token limit is), without finishing the block or a commit pass for it.
+A row's block starts as [seed, mask, ..., mask]. Each denoising pass commits the slots that a rule of `commit` picks: by
+default every masked slot whose top probability reaches tau, and the single best one in any case. A full block gets one
+commit pass over its clean tokens, whose keys are kept and whose last logit seeds the next block. The row stops as soon
+as the end-of-sequence token and every slot before it are committed (or the token limit is), without finishing the block
+or a commit pass for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from recbole_dgr2.decode.assignment import assign_labels
+from recbole_dgr2.decode.commit import commit_set
 from recbole_dgr2.decode.policy import Choice, Plan, Policy
 from recbole_dgr2.decode.types import NEVER, Completion, DecodeOptions, DecodingTrace
 
@@ -36,12 +39,17 @@ class Block(Policy):
         self._steps = np.full((slots, length), NEVER, dtype=np.int64)
         self._log_probs = np.zeros((slots, length))
         self._confidences = np.zeros((slots, length))
+        self._at_pass = np.full(
+            (slots, length), NEVER, dtype=np.int64
+        )  # pass of the row that committed the slot
+        self._labels = np.zeros((slots, length, len(options.label_ids)))  # log-probabilities of the labels
         self._step = np.zeros(slots, dtype=np.int64)  # denoising passes the current block has had
         self._begin = np.zeros(slots, dtype=np.int64)  # response slot at which the current block begins
         self._keys = np.zeros(slots, dtype=np.int64)
         self._passes = np.zeros(slots, dtype=np.int64)
-        self._blocks: list[list[Choice]] = [[] for _ in range(slots)]  # finished blocks
-        self._block_steps: list[list[np.ndarray]] = [[] for _ in range(slots)]
+        self._blocks: list[list[dict[str, np.ndarray]]] = [
+            [] for _ in range(slots)
+        ]  # of started blocks, slot by slot
         self._denoise_view = np.full((1, length), length, dtype=np.int64)
         self._commit_view = np.arange(1, length + 1)[None] if causal_context else self._denoise_view
         self._committing: np.ndarray = np.zeros(0, dtype=bool)  # rows of the last plan that commit
@@ -51,7 +59,7 @@ class Block(Policy):
         """Each row starts its first block with the prompt's next token as the seed."""
         index = np.asarray(rows)
         for row in rows:
-            self._blocks[row], self._block_steps[row] = [], []
+            self._blocks[row] = []
         self._keys[index] = keys
         self._begin[index] = 0
         self._passes[index] = 0
@@ -65,12 +73,20 @@ class Block(Policy):
         self._steps[rows] = NEVER
         self._log_probs[rows] = 0.0
         self._confidences[rows] = 0.0
+        self._at_pass[rows] = NEVER
         self._step[rows] = 0
-        self._tokens[rows, 0] = seeds.tokens
-        self._masked[rows, 0] = False
-        self._steps[rows, 0] = 0
-        self._log_probs[rows, 0] = seeds.log_probs
-        self._confidences[rows, 0] = seeds.confidences
+        self._put(rows, np.zeros(len(rows), dtype=np.int64), seeds)
+
+    def _put(self, rows: np.ndarray, slots: np.ndarray, choice: Choice) -> None:
+        """Commit `choice` [m] to the slots (rows [m], slots [m]) at the current step and pass of their rows."""
+        self._tokens[rows, slots] = choice.tokens
+        self._masked[rows, slots] = False
+        self._steps[rows, slots] = self._step[rows]
+        self._at_pass[rows, slots] = self._passes[rows]
+        self._log_probs[rows, slots] = choice.log_probs
+        self._confidences[rows, slots] = choice.confidences
+        if choice.labels is not None:
+            self._labels[rows, slots] = choice.labels
 
     def plan(self, n: int) -> Plan:
         """The canvases; slot k is scored at query k - 1, the next seed at the last query of a full block."""
@@ -93,26 +109,24 @@ class Block(Policy):
             logits, self._keys[rows], self._begin[rows] + cols + 1, np.where(seeding, 0, self._step[rows])
         )
         if not committing.all():
-            self._commit(rows[~seeding], cols[~seeding] + 1, _take(choice, ~seeding))
+            self._commit(rows[~seeding], cols[~seeding] + 1, choice.take(~seeding))
         if committing.any():
             full = committing.nonzero()[0]
             self._close(full)
-            self._open(full, _take(choice, seeding))
+            self._open(full, choice.take(seeding))
         return np.where(committing, self.query, 0)
 
     def _commit(self, rows: np.ndarray, slots: np.ndarray, choice: Choice) -> None:
-        """Threshold rule over the masked slots (rows, slots) of all rows that denoise; commits at least one a row."""
-        confidences = np.full((len(self._committing), self.query), -1.0)
+        """Commit by the rule among the masked slots (rows, slots) of all rows that denoise, at least one a row."""
+        shape, options = (len(self._committing), self.query), self.options
+        confidences, entropies = np.full(shape, -1.0), None
         confidences[rows, slots] = choice.confidences
-        best = confidences.argmax(axis=1)  # of equal ones the first
-        chosen = (choice.confidences >= self.options.tau) | (slots == best[rows])
-        choice = _take(choice, chosen)
-        rows, slots = rows[chosen], slots[chosen]
-        self._tokens[rows, slots] = choice.tokens
-        self._masked[rows, slots] = False
-        self._steps[rows, slots] = self._step[rows]
-        self._log_probs[rows, slots] = choice.log_probs
-        self._confidences[rows, slots] = choice.confidences
+        if choice.entropies is not None:
+            entropies = np.full(shape, np.inf)
+            entropies[rows, slots] = choice.entropies
+        value = options.tau if options.rule_value is None else options.rule_value
+        chosen = commit_set(options.rule, value, confidences, entropies)[rows, slots]
+        self._put(rows[chosen], slots[chosen], choice.take(chosen))
 
     def _close(self, rows: np.ndarray) -> None:
         """Put the full blocks of `rows` behind them."""
@@ -121,10 +135,15 @@ class Block(Policy):
         self._begin[rows] += self.query
 
     def _store(self, row: int) -> None:
-        self._blocks[row].append(
-            Choice(self._tokens[row].copy(), self._log_probs[row].copy(), self._confidences[row].copy())
-        )
-        self._block_steps[row].append(self._steps[row].copy())
+        parts = {
+            "tokens": self._tokens,
+            "steps": self._steps,
+            "log_probs": self._log_probs,
+            "confidences": self._confidences,
+            "passes": self._at_pass,
+            "labels": self._labels,
+        }
+        self._blocks[row].append({name: part[row].copy() for name, part in parts.items()})
 
     def _ended(self, row: int) -> tuple[bool, int]:
         """(end-of-sequence token reached, tokens of the current block that count), else (False, 0) to go on."""
@@ -145,29 +164,24 @@ class Block(Policy):
         finished, count = self._ended(row)
         self._store(row)
         blocks = self._blocks[row]
-        tokens = tuple(np.concatenate([block.tokens for block in blocks]).tolist())
+        parts = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        labels = parts.pop("labels")
         trace = DecodingTrace(
-            tokens=tokens,
-            steps=tuple(np.concatenate(self._block_steps[row]).tolist()),
-            log_probs=tuple(np.concatenate([block.log_probs for block in blocks]).tolist()),
-            confidences=tuple(np.concatenate([block.confidences for block in blocks]).tolist()),
+            **{name: tuple(part.tolist()) for name, part in parts.items()},
             block_size=self.query,
             tau=self.options.tau,
             temperature=self.options.temperature,
         )
-        end = int(self._begin[row]) + count
-        return Completion(int(self._keys[row]), tokens[:end], finished, int(self._passes[row]), trace)
+        tokens = trace.tokens[: int(self._begin[row]) + count]
+        if self.options.label_ids:
+            tokens = assign_labels(tokens, self.options.label_ids, labels)
+        return Completion(int(self._keys[row]), tokens, finished, int(self._passes[row]), trace)
 
     def move(self, source: int, target: int) -> None:
         """Row `source` becomes row `target`."""
-        self._blocks[target], self._block_steps[target] = self._blocks[source], self._block_steps[source]
+        self._blocks[target] = self._blocks[source]
         for state in (
-            self._tokens, self._masked, self._steps, self._log_probs, self._confidences,
+            self._tokens, self._masked, self._steps, self._log_probs, self._confidences, self._at_pass, self._labels,
             self._step, self._begin, self._keys, self._passes,
         ):  # fmt: skip
             state[target] = state[source]
-
-
-def _take(choice: Choice, index: np.ndarray) -> Choice:
-    """The entries of `choice` that the bool array selects."""
-    return Choice(choice.tokens[index], choice.log_probs[index], choice.confidences[index])

@@ -2,7 +2,7 @@
 
 Rows advance on their own; a finished row leaves, and a waiting prompt takes its slot; when no prompt waits, the live
 rows close up and the batch shrinks. The common prefix of all prompts is prefilled once. What a row feeds and keeps is
-the business of a policy (`autoregressive`, `block`).
+the business of a policy (`autoregressive`, `block`, `speculative`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from recbole_dgr2.decode.autoregressive import Autoregressive
-from recbole_dgr2.decode.block import Block
+from recbole_dgr2.decode.auto import PassCosts, decode_auto, measure_pass_costs
 from recbole_dgr2.decode.cache import SlotCache
+from recbole_dgr2.decode.modes import check_requests, policy_of
 from recbole_dgr2.decode.policy import Policy
 from recbole_dgr2.decode.types import Completion, DecodeOptions, DecodeResult, Request
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -41,55 +42,43 @@ def decode(
     mode "block", and in any mode its mask token is never emitted. progress: called with the number of finished
     requests whenever it grows. A row's completion does not depend on the other requests (up to rounding).
 
-    Errors (ValueError, one line): mode "block" without a spec, a block size above the trained one, an empty prompt, a
-    token outside the vocabulary, a prompt that leaves no room for max_new_tokens in the model's positions.
+    Errors (ValueError, one line): a mode that the model was not converted for (no spec; "speculative" with context
+    "block"), a block size above the trained one, an empty prompt, a token outside the vocabulary, a prompt that leaves
+    no room for max_new_tokens in the model's positions.
     """
-    policy = _policy(options, eos_id, spec)
-    _check(model, requests, options, spec)
+    check_requests(model, requests, options, spec)
+    if options.mode == "auto":
+        part = _Part(model, eos_id, spec, progress)
+        return decode_auto(part, lambda: _measure(model, requests, options), requests, options, spec)
+    policy = policy_of(options, eos_id, spec)
     if not requests:
         return DecodeResult((), 0.0, 0.0)
     with torch.inference_mode(), _evaluating(model):
         return _Scheduler(model, requests, options.batch_size, options.max_new_tokens, policy, progress).run()
 
 
-def _policy(options: DecodeOptions, eos_id: int, spec: BlockDiffusionSpec | None) -> Policy:
-    if options.mode == "autoregressive":
-        return Autoregressive(options, eos_id, spec.mask_id if spec else None)
-    if spec is None:
-        raise ValueError(
-            "mode 'block' needs a model converted to block diffusion: run the conversion stage first"
-        )
-    block_size = options.block_size or spec.block_size
-    if block_size > spec.block_size:
-        raise ValueError(
-            f"block_size {block_size} is above the trained block size, at most {spec.block_size}"
-        )
-    return Block(options, eos_id, spec.mask_id, block_size, spec.context == "causal")
+@dataclass
+class _Part:
+    """Decodes one part of the requests of an "auto" call; progress counts on from the parts before."""
+
+    model: torch.nn.Module
+    eos_id: int
+    spec: BlockDiffusionSpec | None
+    progress: Callable[[int], None] | None
+    finished: int = 0
+
+    def __call__(self, requests: Sequence[Request], options: DecodeOptions) -> DecodeResult:
+        before, progress = self.finished, self.progress
+        counted = None if progress is None else lambda count: progress(before + count)
+        self.finished += len(requests)
+        return decode(self.model, requests, options, eos_id=self.eos_id, spec=self.spec, progress=counted)
 
 
-def _check(
-    model: torch.nn.Module,
-    requests: Sequence[Request],
-    options: DecodeOptions,
-    spec: BlockDiffusionSpec | None,
-) -> None:
-    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if spec is not None and spec.mask_id >= vocabulary:
-        raise ValueError(f"mask_id {spec.mask_id} is outside the model's {vocabulary} embedding rows")
-    positions = getattr(model.config, "max_position_embeddings", None)
-    for request in requests:
-        length = len(request.prompt_ids)
-        if not length:
-            raise ValueError(f"request {request.key}: the prompt is empty, at least one token is needed")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
-            raise ValueError(
-                f"request {request.key}: a prompt token is outside the vocabulary of {vocabulary} rows"
-            )
-        if positions is not None and length + options.max_new_tokens > positions:
-            raise ValueError(
-                f"request {request.key}: {length} prompt tokens and {options.max_new_tokens} new ones exceed the "
-                f"model's {positions} positions; shorten the prompt to {max(positions - options.max_new_tokens, 0)}"
-            )
+def _measure(model: torch.nn.Module, requests: Sequence[Request], options: DecodeOptions) -> PassCosts:
+    longest = max(len(request.prompt_ids) for request in requests)
+    with _evaluating(model):
+        batch = min(options.batch_size, len(requests))
+        return measure_pass_costs(model, batch, longest + options.max_new_tokens // 2)
 
 
 @contextmanager
@@ -158,9 +147,9 @@ class _Scheduler:
     def _step(self, n: int) -> None:
         """One shared forward of rows 0..n-1."""
         plan, offsets = self.policy.plan(n), self.offsets[:n]
-        q = self.policy.query
+        q = plan.ids.shape[1]
         end = self.cache.write_rows(offsets, q)
-        positions = offsets[:, None] + self.query
+        positions = offsets[:, None] + self.query[:q]
         if plan.visible.min() < q or offsets.min() < end - q:
             limits = self._tensor(offsets[:, None] + plan.visible)
             allowed: torch.Tensor | None = self.keys[:end] < limits[:, :, None]

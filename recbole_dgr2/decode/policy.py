@@ -18,9 +18,9 @@ from recbole_dgr2.decode.types import Completion, DecodeOptions
 
 @dataclass(frozen=True)
 class Plan:
-    """Input of one shared forward over n live rows with q query tokens each (int64 arrays).
+    """Input of one shared forward over n live rows with q query tokens each (int64 arrays); q may differ by pass.
 
-    ids: [n, q] tokens, written at the row's offset on.
+    ids: [n, q] tokens, written at the row's offset on. A row with less to feed is padded on the right with any token.
     visible: [n, q] how many of those q tokens each query sees, besides everything before the offset
         (1, 2, ..., q is causal; q everywhere is bidirectional).
     rows, cols: [M] queries whose logits are wanted.
@@ -34,17 +34,27 @@ class Plan:
 
 @dataclass(frozen=True)
 class Choice:
-    """Chosen token, its log-probability, and the top probability, of M slots (arrays [M])."""
+    """Chosen token, its log-probability, and the top probability, of M slots (arrays [M]).
+
+    entropies: [M], in nats, with rule "entropy" only. labels: [M, N] log-probabilities of `label_ids`, if any.
+    """
 
     tokens: np.ndarray
     log_probs: np.ndarray
     confidences: np.ndarray
+    entropies: np.ndarray | None = None
+    labels: np.ndarray | None = None
+
+    def take(self, index: np.ndarray) -> Choice:
+        """The entries that a bool array or slots [m] select."""
+        parts = (self.tokens, self.log_probs, self.confidences, self.entropies, self.labels)
+        return Choice(*(None if part is None else part[index] for part in parts))  # type: ignore[arg-type]
 
 
 class Policy(ABC):
     """A decoding mode. Rows are 0..batch-1; the live ones are always the first n."""
 
-    query: int  # q: tokens a row feeds into a forward
+    query: int  # most tokens a row feeds into a forward
 
     def __init__(self, options: DecodeOptions, eos_id: int, mask_id: int | None) -> None:
         self.options = options
@@ -94,8 +104,15 @@ class Policy(ABC):
             numbers = torch.from_numpy(uniforms(self.options.seed, keys, positions, steps)).to(logits.device)
             tokens = _sample(scores, numbers, tokens)
             log_probs = scores.gather(1, tokens[:, None])[:, 0]
-        confidences = top.exp()
-        return Choice(tokens.cpu().numpy(), log_probs.cpu().numpy(), confidences.cpu().numpy())
+        entropies = torch.special.entr(scores.exp()).sum(dim=-1) if self.options.rule == "entropy" else None
+        labels = scores[:, list(self.options.label_ids)] if self.options.label_ids else None
+        return Choice(
+            tokens.cpu().numpy(),
+            log_probs.cpu().numpy(),
+            top.exp().cpu().numpy(),
+            None if entropies is None else entropies.cpu().numpy(),
+            None if labels is None else labels.cpu().numpy(),
+        )
 
 
 def _sample(scores: torch.Tensor, numbers: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:

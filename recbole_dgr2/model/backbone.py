@@ -165,6 +165,8 @@ def build_embedded(spec: EmbeddedSpec, tokenizer: PreTrainedTokenizerBase, seed:
         max_position_embeddings=spec.max_positions,
         # logits of unit spread at the start; at these widths a third of the loss of 0.02 after 200 steps
         initializer_range=spec.hidden_size**-0.5,
+        # a few hundred positions: fast frequencies tell neighbours apart, enough slow ones are left to match content
+        rope_parameters={"rope_type": "default", "rope_theta": 2000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

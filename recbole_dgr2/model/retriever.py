@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from recbole.model.abstract_recommender import AbstractRecommender
 from recbole.utils import ModelType, get_model, init_seed
 from recbole.utils.argument_list import training_arguments
 
-from recbole_dgr2.data.sequences import Sequences
+from recbole_dgr2.data.parts import holdout_lengths
 from recbole_dgr2.model.scorer import Kind, Retriever, RetrieverInfo
 from recbole_dgr2.paths import host_dir
 from recbole_dgr2.safe_load import safe_torch_load
@@ -75,21 +76,49 @@ def train_holdout_retriever(
     """
     if last_m < 1:
         raise ValueError(f"train_last_m {last_m}: expected at least 1")
-    config = _own_config(config, dataset, folder)
-    config["epochs"] = final.best_epoch + 1
+    lengths = holdout_lengths(sequences_from_dataset(dataset), last_m)
+    return train_part_retriever(final, config, dataset, folder, lengths)
+
+
+def train_part_retriever(
+    final: Retriever, config: Any, dataset: Any, folder: Path, lengths: np.ndarray
+) -> Retriever:
+    """The same recommender trained on the first `lengths[u]` interactions of each user, int64 [n_users].
+
+    As long as the final retriever's best epoch, without validation; the id vocabularies are the final ones.
+
+    Raises:
+        ValueError: no interaction is left to train on.
+    """
+    config = _part_config(_own_config(config, dataset, folder), final.best_epoch + 1)
+    return _fit(config, _part_loader(config, dataset, lengths), None, folder)
+
+
+def load_part_retriever(path: Path, config: Any, dataset: Any, lengths: np.ndarray) -> Retriever:
+    """What `train_part_retriever` left at `path`.
+
+    The model is built over the interactions of its part: graph models keep a matrix of them that is in no checkpoint.
+    """
+    config = _part_config(_own_config(config, dataset, path.parent), 1)
+    return _load(path, config, _part_loader(config, dataset, lengths))
+
+
+def _part_config(config: Any, epochs: int) -> Any:
+    config["epochs"] = epochs
     # RecBole's data set must put every interaction that is left into training.
     config["eval_args"] = {**config["eval_args"], "split": {"RS": [1, 0, 0]}, "group_by": "user"}
-    lengths = holdout_lengths(sequences_from_dataset(dataset), last_m)
-    train_data, _, _ = split_loaders(config, keep_interactions(dataset, lengths))
+    return config
+
+
+def _part_loader(config: Any, dataset: Any, lengths: np.ndarray) -> Any:
+    train_data = None
+    if lengths.any():
+        train_data, _, _ = split_loaders(config, keep_interactions(dataset, lengths))
     if train_data is None:
-        raise ValueError(f"train_last_m {last_m}: no training interaction is left, use a smaller value")
-    return _fit(config, train_data, None, folder)
-
-
-def holdout_lengths(sequences: Sequences, last_m: int, keep: int = 1) -> np.ndarray:
-    """int64 `[n_users]`: the first interactions of each user that the hold-out retriever is trained on."""
-    trained = sequences.training_lengths()
-    return trained - np.clip(trained - keep, 0, last_m)
+        raise ValueError(
+            "no training interaction is left for the retriever of the training lists; use a smaller train_last_m"
+        )
+    return train_data
 
 
 def load_retriever(path: Path, config: Any, dataset: Any) -> Retriever:
@@ -104,16 +133,21 @@ def load_retriever(path: Path, config: Any, dataset: Any) -> Retriever:
     Raises:
         ValueError: Not a RecBole checkpoint, another model, or other vocabularies than the data set's.
     """
+    config = _own_config(config, dataset, path.parent)
+    return _load(path, config, dataset)
+
+
+def _load(path: Path, config: Any, source: Any) -> Retriever:
+    """`source`: an unsplit data set, of which the training part is taken, or the training loader."""
     state = read_checkpoint(path)
     if state["config"]["model"] != config["model"]:
         raise ValueError(f"{path}: holds a {state['config']['model']}, expected a {config['model']}")
     side = path.with_suffix(".json")
-    own = vocabulary(dataset)
+    own = vocabulary(getattr(source, "dataset", source))
     if side.exists():
         written = json.loads(side.read_text(encoding="utf-8"))["vocabulary"]
         own.require(Vocabulary(**written), str(path))
-    config = _own_config(config, dataset, path.parent)
-    train_data, _, _ = split_loaders(config, dataset)
+    train_data = source if hasattr(source, "dataset") else split_loaders(config, source)[0]
     model = _new_model(config, train_data)
     _restore(model, state, path, own)
     info = RetrieverInfo(config["model"], _kind(config), int(state["epoch"]), own)
@@ -134,7 +168,10 @@ def checkpoint_options(path: Path) -> tuple[str, dict[str, Any]]:
         *training_arguments,
         *(read_yaml(own) if own.is_file() else ()),
     }
-    return name, {key: saved[key] for key in sorted(keys) if key in saved}
+    options = {key: saved[key] for key in sorted(keys) if key in saved}
+    if (options.get("train_neg_sample_args") or {}).get("distribution") == "none":
+        options["train_neg_sample_args"] = None  # RecBole writes "none" in words, and refuses to read it
+    return name, options
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -177,12 +214,19 @@ def _own_config(config: Any, dataset: Any, folder: Path) -> Any:
 
 def _new_model(config: Any, train_data: Any) -> torch.nn.Module:
     init_seed(config["seed"] + config["local_rank"], config["reproducibility"])
-    return get_model(config["model"])(config, train_data.dataset).to(config["device"])
+    model = get_model(config["model"])(config, train_data.dataset).to(config["device"])
+    scores = getattr(model, "pred_mat", None)
+    if isinstance(scores, scipy.sparse.lil_matrix):
+        # ItemKNN and AsymKNN keep a list a row: ten times slower to read, pickle and load than the same values as CSR
+        model.pred_mat = scores.tocsr()
+    return model
 
 
 def _fit(config: Any, train_data: Any, valid_data: Any, folder: Path) -> Retriever:
     model = _new_model(config, train_data)
     trainer = build_trainer(config, model)
+    if config["MODEL_TYPE"] == ModelType.TRADITIONAL:
+        valid_data = None  # fitted in one pass: there is nothing to choose by validation
     path = folder / CHECKPOINT_NAME
     trainer.saved_model_file = str(path)
     trainer.fit(train_data, valid_data, saved=True, show_progress=bool(config["show_progress"]))

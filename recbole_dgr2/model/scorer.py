@@ -85,15 +85,7 @@ class Retriever:
             raise ValueError(
                 f"user {int(unknown[0])}: unknown to {self.name}, expected an id in 1..{n_users - 1}"
             )
-        columns = self._columns(users, histories)
-        self.model.eval()
-        try:
-            scores = self._full_scores(columns, n_items)
-        except KeyError as error:
-            raise ValueError(
-                f"retriever {self.name}: reads the field {error.args[0]!r} to score, and only "
-                f"{', '.join(columns)} are given; choose a retriever that needs no more"
-            ) from error
+        scores = self._raw_scores(users, histories)
         if scores.numel() != len(users) * n_items:
             raise ValueError(
                 f"retriever {self.name}: {scores.numel()} scores for {len(users)} x {n_items} items"
@@ -103,6 +95,18 @@ class Retriever:
         scores = scores.view(len(users), n_items)
         self._check_finite(scores[:, 1:], users)
         return scores
+
+    def _raw_scores(self, users: np.ndarray, histories: list[np.ndarray]) -> torch.Tensor:
+        """Whatever the model returns, of any shape and precision."""
+        columns = self._columns(users, histories)
+        self.model.eval()
+        try:
+            return self._full_scores(columns, self.info.vocabulary.n_items)
+        except KeyError as error:
+            raise ValueError(
+                f"retriever {self.name}: reads the field {error.args[0]!r} to score, and only "
+                f"{', '.join(columns)} are given; choose a retriever that needs no more"
+            ) from error
 
     def _columns(self, users: np.ndarray, histories: list[np.ndarray]) -> dict[str, torch.Tensor]:
         columns = {self._user_field: torch.from_numpy(np.asarray(users, dtype=np.int64))}

@@ -8,6 +8,10 @@ from typing import Any
 from recbole_dgr2.report.evaluation import FAILURES
 
 RUN_KEYS = ("dataset", "retriever", "n_candidates", "n_users", "n_hits", "seed", "versions", "phases", "rows")
+OPTIONAL_KEYS = ("floors", "comparisons")
+"""Keys that later versions added: a report without them is whole."""
+FLOOR_KEYS = ("split", "phase", "lists", "hits", "hit_share", "metrics", "ci95")
+COMPARISON_KEYS = ("a", "b", "metric", "difference", "ci95", "p")
 ROW_KEYS = ("name", "all", "hits", "ci95", "valid_rate", "failures", "decode")
 SPEED_KEYS = ("tokens", "seconds", "tokens_per_second", "tokens_per_forward", "speedup_vs_ar")
 DECODE_KEYS = ("mode", "tau", "block_size", "batch_size", *SPEED_KEYS)
@@ -15,7 +19,7 @@ DECODE_KEYS = ("mode", "tau", "block_size", "batch_size", *SPEED_KEYS)
 
 def check_report(report: Mapping[str, Any]) -> None:
     """Raise ValueError, in one line, where the report breaks the schema or holds a number that cannot be."""
-    _check_keys("report", report, RUN_KEYS)
+    _check_keys("report", report, (*RUN_KEYS, *(key for key in OPTIONAL_KEYS if key in report)))
     for key in ("n_candidates", "n_users"):
         _check_count(f"report.{key}", report[key], 1)
     for key in ("n_hits", "seed"):
@@ -31,6 +35,26 @@ def check_report(report: Mapping[str, Any]) -> None:
         raise ValueError(f"report.rows are {names}: at least one row and no name twice is needed")
     for row in report["rows"]:
         _check_row(f"report row {row.get('name')!r}", row, report["n_hits"])
+    for place, floor in enumerate(report.get("floors", ())):
+        _check_floor(f"report.floors[{place}]", floor)
+    for place, entry in enumerate(report.get("comparisons", ())):
+        _check_comparison(f"report.comparisons[{place}]", entry)
+
+
+def _check_floor(where: str, floor: Mapping[str, Any]) -> None:
+    _check_keys(where, floor, FLOOR_KEYS)
+    for key in ("lists", "hits"):
+        _check_count(f"{where}.{key}", floor[key], 0)
+    for name, value in {**floor["metrics"], "hit_share": floor["hit_share"]}.items():
+        _check_number(f"{where}.{name}", value, 1.0)
+
+
+def _check_comparison(where: str, entry: Mapping[str, Any]) -> None:
+    _check_keys(where, entry, COMPARISON_KEYS)
+    _check_number(f"{where}.p", entry["p"], 1.0)
+    ends = entry["ci95"]
+    if len(ends) != 2 or not -1 <= ends[0] <= entry["difference"] <= ends[1] <= 1:
+        raise ValueError(f"{where}.ci95 is {ends}: two ends around {entry['difference']} are needed")
 
 
 def _check_row(where: str, row: Mapping[str, Any], n_hits: int) -> None:

@@ -13,12 +13,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recbole_dgr2.report.comparison import comparison_cells
 from recbole_dgr2.report.evaluation import FAILURES, METRICS, Validity
+from recbole_dgr2.report.floors import LEAKY_NOTE, floor_cells
 from recbole_dgr2.report.schema import DECODE_KEYS, RUN_KEYS, SPEED_KEYS, check_report
 from recbole_dgr2.report.significance import Interval
 from recbole_dgr2.report.throughput import Throughput
 
-ROW_ORDER = ("retriever", "ar_teacher", "naive", "conversion", "distillation", "reinforcement")
+ROW_ORDER = (
+    "retriever",
+    "conditional_logit",
+    "lambdarank",
+    "ar_teacher",
+    "naive",
+    "conversion",
+    "distillation",
+    "reinforcement",
+)
 _MISSING = "-"
 
 
@@ -65,11 +76,13 @@ class Row:
     decode: Decode | None = None
 
 
-def build_report(run: RunInfo, rows: Iterable[Row]) -> dict[str, Any]:
+def build_report(
+    run: RunInfo, rows: Iterable[Row], extras: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, Any]:
     """The report as plain JSON values, checked; rows in the order of the stages, metrics in a fixed order.
 
     `ci95` also holds the Wilson interval of `valid_rate`. Where something was not measured, maps are empty
-    and `valid_rate` and `decode` are None.
+    and `valid_rate` and `decode` are None. `extras` holds the keys of OPTIONAL_KEYS, plain values already.
 
     Raises:
         ValueError: one line that names the row, the key and what was expected.
@@ -80,6 +93,7 @@ def build_report(run: RunInfo, rows: Iterable[Row]) -> dict[str, Any]:
     report["versions"] = dict(sorted(run.versions.items()))
     report["phases"] = {name: _plain(seconds) for name, seconds in run.phases.items()}
     report["rows"] = [_row_entry(row) for row in ordered]
+    report.update({key: list(entries) for key, entries in (extras or {}).items()})
     check_report(report)
     return report
 
@@ -166,6 +180,15 @@ def _parts(report: Mapping[str, Any]) -> list[str | _Grid]:
         parts.append("No user has the target among the candidates: there are no metrics over hits.")
     if any(row["valid_rate"] is not None or row["decode"] for row in report["rows"]):
         parts.append(_answer_grid(report["rows"]))
+    if report.get("comparisons"):
+        parts += ["Paired bootstrap on hits:", _Grid(comparison_cells(report["comparisons"]), 3)]
+    if report.get("floors"):
+        parts += [
+            "The retriever's own order on hits (95 % intervals):",
+            _Grid(floor_cells(report["floors"]), 2),
+        ]
+        if any(floor["split"] == "leaky" for floor in report["floors"]):
+            parts.append(LEAKY_NOTE)
     if report["phases"]:
         parts.append(
             "Seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in report["phases"].items())

@@ -29,7 +29,8 @@ from recbole_dgr2.trainer.batches import (
     process_share,
     sorted_batches,
 )
-from recbole_dgr2.trainer.options import learning_rate_at, parameter_groups
+from recbole_dgr2.trainer.optimizers import build_optimizers
+from recbole_dgr2.trainer.options import learning_rate_at
 from recbole_dgr2.trainer.state import PartialStore, Progress
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ class Loop:
         self.lengths = np.array([stage.length(example) for example in train])
         self.valid_lengths = np.array([stage.length(example) for example in valid])
         self.trainable = {name: p for name, p in stage.scorer.named_parameters() if p.requires_grad}
-        groups = parameter_groups(stage.scorer.modules(), self.options.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=self.options.learning_rate, fused=True)
-        self.model, self.optimizer = accelerator.prepare(stage.scorer, optimizer)
+        self.optimizer = build_optimizers(stage.scorer.modules(), self.options)
+        self.model = accelerator.prepare(stage.scorer)
+        self.optimizer.prepare(accelerator)
         self.progress = Progress()
         self.micro = self.options.micro_batch_size or (
             CPU_MICRO_BATCH if accelerator.device.type == "cpu" else 0

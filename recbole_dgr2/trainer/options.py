@@ -1,13 +1,10 @@
-"""What every training stage can be told, the learning rate over time, and which weights decay."""
+"""What every training stage can be told, and the learning rate over time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from torch import nn
 
 # options that change where and how fast a run goes, not what it computes
 _NOT_IN_FINGERPRINT = ("save_step", "progress")
@@ -32,6 +29,7 @@ class StageOptions:
         seed: seed of batch order and noise, >= 0.
         micro_batch_size: examples a forward pass of one process; 0 = 8 on a CPU, whose caches then hold the
             activations (a sixth faster than 32), and the whole batch elsewhere. The loss is the same.
+        optimizer: "adamw", or "muon" for the hidden matrices, which teaches a small model from scratch in fewer steps.
         lr_schedule: how the rate falls to 0 after the warm-up.
         mixed_precision: "no" (float32) or "bf16" (autocast; faster on some machines, not the same numbers).
         progress: show a progress bar, where the log goes to a terminal.
@@ -53,6 +51,7 @@ class StageOptions:
     save_step: int
     seed: int
     micro_batch_size: int = 0
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr_schedule: Literal["cosine", "linear"] = "cosine"
     mixed_precision: Literal["no", "bf16"] = "no"
     progress: bool = True
@@ -66,6 +65,7 @@ class StageOptions:
             _require(self, name, 0 < getattr(self, name) < math.inf, "a finite number > 0")
         _require(self, "train_batch_size", self.train_batch_size >= 1, ">= 1")
         _require(self, "warmup_ratio", 0 <= self.warmup_ratio < 1, "in [0, 1)")
+        _require(self, "optimizer", self.optimizer in ("adamw", "muon"), "adamw or muon")
         _require(self, "lr_schedule", self.lr_schedule in ("cosine", "linear"), "cosine or linear")
         _require(self, "mixed_precision", self.mixed_precision in ("no", "bf16"), "no or bf16")
 
@@ -91,27 +91,3 @@ def learning_rate_at(step: int, total: int, options: StageOptions) -> float:
     done = (step - warmup) / max(1, total - warmup)
     left = 1 - done if options.lr_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return options.learning_rate * left
-
-
-def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
-    """Splits trainable weights into those that decay and those that never do.
-
-    Norm weights and biases (fewer than two dimensions) and embeddings do not decay; an output head tied to
-    the embedding is the embedding. Every weight comes once.
-
-    Args:
-        modules: all modules of a model, as `model.modules()` gives them.
-        weight_decay: decay of the first group.
-    """
-    decay: dict[int, nn.Parameter] = {}
-    keep: dict[int, nn.Parameter] = {}
-    for module in modules:
-        for parameter in module.parameters(recurse=False):
-            if parameter.requires_grad:
-                exempt = isinstance(module, nn.Embedding) or parameter.ndim < 2
-                (keep if exempt else decay)[id(parameter)] = parameter
-    matrices = [parameter for key, parameter in decay.items() if key not in keep]
-    return [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": list(keep.values()), "weight_decay": 0.0},
-    ]

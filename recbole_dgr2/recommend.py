@@ -1,0 +1,235 @@
+"""Ranked lists for users by name, from the folder of a finished run; nothing is trained.
+
+python -m recbole_dgr2.recommend --run_dir=saved/ml-100k-ItemKNN-2020 --users=196,186 --output=lists.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from recbole_dgr2 import views
+from recbole_dgr2.cache import Cache, data_fingerprint
+from recbole_dgr2.config import Config
+from recbole_dgr2.data.candidates import Candidates
+from recbole_dgr2.data.evidence import fit_evidence
+from recbole_dgr2.data.parts import final_part
+from recbole_dgr2.data.prompt import PromptBuilder, load_template
+from recbole_dgr2.data.ranking import Ranking, identity_ranking
+from recbole_dgr2.data.sequences import Rows
+from recbole_dgr2.data.tasks import TaskBuilder
+from recbole_dgr2.model.checkpoint import load_stage, require_same_data
+from recbole_dgr2.model.retriever import CHECKPOINT_NAME
+from recbole_dgr2.paths import prompt_file
+from recbole_dgr2.preparation import Data, list_source, load_data
+from recbole_dgr2.report.export import RankedList, Status, json_lines, write_lists
+from recbole_dgr2.reranker import LanguageModelReranker
+from recbole_dgr2.run_files import RETRIEVER_FOLDER, read_grounding, read_run_file
+from recbole_dgr2.sources import ListSource
+from recbole_dgr2.training import backbone_room, data_info
+
+STAGES = ("ar_teacher", "conversion")
+PLAIN_SYSTEMS = ("retriever", "conditional_logit")
+History = Literal["test", "all"]
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A finished run whose lists can be asked for; make one with `open_run`."""
+
+    folder: Path
+    config: Config
+    data: Data
+    source: ListSource
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """What can rank: the retriever, the conditional logit, and the stages that the run finished."""
+        stages = [stage for stage in STAGES if (self.folder / stage / "dgr2.json").is_file()]
+        grounded = (self.folder / "grounding.json").is_file()
+        return (*(PLAIN_SYSTEMS if grounded else PLAIN_SYSTEMS[:1]), *stages)
+
+    def recommend(
+        self, user_ids: Sequence[Any], system: str | None = None, history: History = "test"
+    ) -> list[RankedList]:
+        """One list for every user asked, in the order asked; a user without one is "missing", with the reason.
+
+        Args:
+            user_ids: external ids; a user may be asked for twice.
+            system: one of `systems`; None takes the last.
+            history: "test" leaves out the last interaction of users who have a test row, as the report does, and takes
+                all interactions of the others; "all" takes all of everyone.
+
+        Raises:
+            ValueError: no such system.
+        """
+        name = system or self.systems[-1]
+        if name not in self.systems:
+            raise ValueError(f"system {name!r}: this run has {', '.join(self.systems)}")
+        names = [str(user) for user in user_ids]
+        numbers = self._numbers()
+        lengths = self.data.sequences.lengths
+        known = sorted({numbers[user] for user in names if user in numbers and lengths[numbers[user]]})
+        lists = self._ranked(np.array(known, dtype=np.int64), name, history)
+        return [lists.get(numbers.get(user, 0)) or self._missing(user, numbers) for user in names]
+
+    def users(self) -> list[str]:
+        """External ids of all users."""
+        return list(self._numbers())
+
+    def _numbers(self) -> dict[str, int]:
+        dataset = self.data.dataset
+        tokens = dataset.field2id_token[dataset.uid_field]
+        return {str(token): number for number, token in enumerate(tokens) if number}
+
+    def _missing(self, user: str, numbers: dict[str, int]) -> RankedList:
+        dataset = self.config["dataset"]
+        if user not in numbers:
+            reason = f"unknown user: not in {dataset}, or dropped by its filters"
+        elif not self.data.sequences.lengths[numbers[user]]:
+            reason = "no interactions"
+        else:
+            reason = f"no candidates: {self.source.name} proposes no item that is not in the user's history"
+        return RankedList(user, (), (), "missing", reason)
+
+    def _ranked(self, users: np.ndarray, system: str, history: History) -> dict[int, RankedList]:
+        lengths = self.data.sequences.lengths[users]
+        ends = np.where((lengths >= 3) & (history == "test"), lengths - 1, lengths)
+        wide, n = self.source.propose(Rows(users, ends)), self.config["n_candidates"]
+        candidates = Candidates(wide.rows, wide.ids[:, :n], wide.scores[:, :n])
+        rankings = self._rankings(candidates, system)
+        dataset = self.data.dataset
+        user_tokens, item_tokens = (
+            dataset.field2id_token[field] for field in (dataset.uid_field, dataset.iid_field)
+        )
+        lists = {}
+        for row, ranking in enumerate(rankings):
+            order = [slot for slot in ranking.order if candidates.ids[row, slot]]
+            if order:
+                items = tuple(str(item_tokens[item]) for item in candidates.ids[row, order])
+                scores = tuple(float(score) for score in candidates.scores[row, order])
+                user = int(users[row])
+                lists[user] = RankedList(str(user_tokens[user]), items, scores, *status_of(ranking))
+        return lists
+
+    def _rankings(self, candidates: Candidates, system: str) -> Sequence[Ranking]:
+        if system == "retriever" or not len(candidates):
+            return [identity_ranking(candidates.n)] * len(candidates)
+        histories = candidates.rows.histories(self.data.sequences)
+        scale, reasoner = read_grounding(self.folder)
+        evidence = fit_evidence(
+            final_part(self.data.sequences).sequences(self.data.sequences), self.data.item_text
+        )
+        tasks = TaskBuilder(evidence, scale, self.config["history_length"])
+        if system == "conditional_logit":
+            values = reasoner.utilities(tasks.levels(candidates, histories))
+            orders = np.argsort(-np.where(candidates.ids == 0, -np.inf, values), axis=1, kind="stable")
+            return [Ranking(tuple(order), True, ()) for order in orders.tolist()]
+        return self._language_model(system, tasks).rerank(candidates, histories)
+
+    def _language_model(self, stage: str, tasks: TaskBuilder) -> LanguageModelReranker:
+        config, folder = self.config, self.folder / stage
+        backbone, info = load_stage(folder)
+        require_same_data(info, folder, data_info(config, self.data, tasks.fact_names))
+        template = load_template(prompt_file(config["prompt"]))
+        prompts = PromptBuilder(
+            template, self.data.item_text, backbone.tokenizer, backbone_room(config, backbone)
+        )
+        spec = info.block_diffusion
+        options = views.decode_options(config, "block" if spec else "autoregressive")
+        return LanguageModelReranker(tasks, prompts, backbone, spec, options)
+
+
+def status_of(ranking: Ranking) -> tuple[Status, str]:
+    """Status and reason of a list: "fallback" where nothing could be read and the order is the retriever's own."""
+    if ranking.valid:
+        return "ok", ""
+    reason = ", ".join(ranking.failures)
+    copied = tuple(ranking.order) == tuple(range(len(ranking.order)))
+    return ("fallback" if "unparsed" in ranking.failures and copied else "repaired"), reason
+
+
+def open_run(folder: Path | str, **changes: Any) -> OpenRun:
+    """Open the folder of a finished run.
+
+    Args:
+        folder: as in run_dir.
+        changes: options to change, such as data_path, tau or decode_batch_size.
+
+    Raises:
+        FileNotFoundError, ValueError: no run, or the data set has changed since.
+    """
+    folder = Path(folder)
+    saved = read_run_file(folder)
+    options = {**saved.options, **changes, "cache_dir": None}
+    checkpoint = folder / RETRIEVER_FOLDER / CHECKPOINT_NAME
+    if options.get("candidate_file"):
+        options["candidate_file"] = str(folder / RETRIEVER_FOLDER / Path(options["candidate_file"]).name)
+    elif not checkpoint.is_file():
+        raise FileNotFoundError(f"{checkpoint}: no such file, so the run cannot be opened; run it again")
+    else:
+        options["retriever_checkpoint"] = str(checkpoint)
+    config = Config("DGR2", saved.dataset, None, options)
+    fingerprint = data_fingerprint(Path(config["data_path"]), saved.dataset)
+    changed = sorted(name for name, digest in saved.data.items() if fingerprint.get(name) != digest)
+    if changed:
+        raise ValueError(
+            f"{Path(config['data_path']) / changed[0]}: not the file the run was made with; run it again"
+        )
+    data = load_data(config, Path(config["data_path"]), views.prompt_options(config))
+    source, _ = list_source(config, views.candidate_options(config), data, Cache(None), fingerprint)
+    return OpenRun(folder, config, data, source)
+
+
+def recommend(run_dir: Path | str, user_ids: Sequence[Any], **options: Any) -> list[RankedList]:
+    """`open_run(run_dir).recommend(user_ids, ...)`; see there."""
+    return open_run(run_dir).recommend(user_ids, **options)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 on success, 2 when the user has to change something."""
+    parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.recommend", allow_abbrev=False)
+    parser.add_argument("--run_dir", required=True, type=Path, help="folder of a finished run")
+    parser.add_argument(
+        "--users", required=True, help="ids separated by commas; @FILE: one a line; all: everyone"
+    )
+    parser.add_argument(
+        "--system", help="retriever, conditional_logit or a stage (default: the last stage there is)"
+    )
+    parser.add_argument(
+        "--history", choices=("test", "all"), default="test", help="test: without the test item"
+    )
+    parser.add_argument("--output", type=Path, help=".csv or .jsonl (default: JSON lines on the terminal)")
+    known = parser.parse_args(arguments)
+    try:
+        run = open_run(known.run_dir, show_progress=False)
+        lists = run.recommend(_users(known.users, run), known.system, known.history)
+        if known.output is None:
+            sys.stdout.write(json_lines(lists))
+        else:
+            write_lists(lists, known.output)
+    except (ValueError, FileNotFoundError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def _users(text: str, run: OpenRun) -> list[str]:
+    if text == "all":
+        return run.users()
+    if not text.startswith("@"):
+        return [user for user in text.split(",") if user]
+    path = Path(text[1:])
+    if not path.is_file():
+        raise FileNotFoundError(f"users: no such file {path}")
+    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Paired comparisons of systems on the same users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recbole_dgr2.report.evaluation import per_user_metrics
+from recbole_dgr2.report.significance import paired_test
+
+COMPARED = ("recall@1", "recall@3", "ndcg@3")
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How differences are tested on lists of n candidates: bootstrap resamples and their seed."""
+
+    n: int
+    samples: int
+    seed: int
+
+
+def compare(
+    names: tuple[str, str], ranks: tuple[np.ndarray, np.ndarray], resampling: Resampling
+) -> list[dict[str, Any]]:
+    """Paired bootstrap of two systems, one entry a metric: what the first has over the second.
+
+    Args:
+        names: of the systems.
+        ranks: of the targets of the same users, int64 [R] each.
+        resampling: N and the bootstrap.
+    """
+    first, second = (per_user_metrics(own, resampling.n) for own in ranks)
+    entries = []
+    for metric in COMPARED:
+        if metric not in first or not len(ranks[0]):
+            continue
+        test = paired_test(first[metric], second[metric], resampling.samples, resampling.seed)
+        entry = {"a": names[0], "b": names[1], "metric": metric, "difference": test.difference}
+        entries.append({**entry, "ci95": list(test.ci95), "p": test.p_bootstrap})
+    return entries
+
+
+def comparison_cells(comparisons: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Comparisons as cells of a table, the header first."""
+    cells = [["system", "against", "metric", "difference", "95%", "p"]]
+    for entry in comparisons:
+        ends = " to ".join(f"{end:+.4f}" for end in entry["ci95"])
+        difference = f"{entry['difference']:+.4f}"
+        cells.append([entry["a"], entry["b"], entry["metric"], difference, ends, f"{entry['p']:.4f}"])
+    return cells

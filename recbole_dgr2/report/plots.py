@@ -1,0 +1,91 @@
+"""The plots of a benchmark: accuracy against throughput, and speed-up against length or batch (matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
+_MARKERS = "osD^vP*"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One decoder on one set of requests: its name, tokens a second, accuracy, and the interval of the accuracy."""
+
+    name: str
+    tokens_per_second: float
+    accuracy: float
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Speed-up of one decoder over autoregressive decoding at each x; low and high: the spread over rounds."""
+
+    name: str
+    x: Sequence[float]
+    speedup: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+def plot_frontier(points: Sequence[Point], metric: str, path: Path) -> None:
+    """Accuracy against tokens a second, one marker a decoder (after Diffusion-GR2, arXiv 2607.01170, Table 3)."""
+
+    def draw(axes: Axes) -> None:
+        for index, point in enumerate(points):
+            spread = None
+            if point.interval is not None:
+                low, high = point.interval
+                spread = [[point.accuracy - low], [high - point.accuracy]]
+            axes.errorbar(
+                [point.tokens_per_second], [point.accuracy], yerr=spread, label=point.name, **_style(index)
+            )
+        axes.set_xlabel("tokens per second")
+        axes.set_ylabel(metric)
+        axes.set_xlim(left=0)
+
+    _save(draw, path)
+
+
+def plot_speedups(curves: Sequence[Curve], axis: str, path: Path) -> None:
+    """Speed-up over autoregressive decoding against a length or a batch size (after Figure 6 of the same)."""
+
+    def draw(axes: Axes) -> None:
+        ticks = sorted({x for curve in curves for x in curve.x})
+        for index, curve in enumerate(curves):
+            style = _style(index)
+            axes.plot(curve.x, curve.speedup, label=curve.name, linestyle="-", **style)
+            axes.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel(axis)
+        axes.set_ylabel("speed-up over autoregressive")
+        axes.set_ylim(bottom=0)
+
+    _save(draw, path)
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+
+
+def _save(draw: Callable[[Axes], None], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    draw(axes)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)

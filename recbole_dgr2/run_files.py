@@ -1,0 +1,97 @@
+"""What a run leaves in its folder, so that it can be opened again without training anything.
+
+    run.json         every option of the run and the fingerprint of the data set's files
+    grounding.json   bounds of the fact levels and the embedded reasoner
+    retriever/       checkpoint of the final retriever (a hard link into the cache where that is possible)
+    <stage>/         language models, one folder a stage
+    report.json, run.log
+
+Nothing in it is unpickled but the retriever's checkpoint, which is read with an allow-list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recbole_dgr2.cache import write_text
+from recbole_dgr2.config import Config
+from recbole_dgr2.data.evidence import FACTS, FactScale
+from recbole_dgr2.data.reasoner import Reasoner
+
+FORMAT = 1
+RUN_FILE, GROUNDING_FILE, RETRIEVER_FOLDER = "run.json", "grounding.json", "retriever"
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """The content of run.json."""
+
+    dataset: str
+    options: Mapping[str, Any]
+    data: Mapping[str, str]
+
+
+def write_run_file(folder: Path, config: Config, fingerprint: Mapping[str, str]) -> None:
+    """Keep every option of a run: later defaults must not change what it means."""
+    options = {key: config[key] for key in config.options} | config.given
+    # RecBole appends the data set's name to data_path, and both replace text by objects
+    options["data_path"] = str(Path(config["data_path"]).resolve().parent)
+    options = {key: value for key, value in options.items() if key not in ("dataset", "model")}
+    content = {"format": FORMAT, "dataset": config["dataset"], "options": options, "data": dict(fingerprint)}
+    write_text(folder / RUN_FILE, json.dumps(content, indent=2, default=str, ensure_ascii=False) + "\n")
+
+
+def read_run_file(folder: Path) -> SavedRun:
+    """What `write_run_file` wrote.
+
+    Raises:
+        FileNotFoundError, ValueError: no finished run in this folder, or one of another format.
+    """
+    path = folder / RUN_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder}: no {RUN_FILE} in it, expected the folder of a run of run_recbole_dgr2.py"
+        )
+    content = _read_json(path)
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: format {content.get('format')!r}, expected {FORMAT}; run again with this version"
+        )
+    return SavedRun(content["dataset"], content["options"], content["data"])
+
+
+def write_grounding(folder: Path, scale: FactScale, reasoner: Reasoner) -> None:
+    """Keep the scale of the facts and the reasoner."""
+    edges = [list(bounds) for bounds in scale.edges]
+    content = {"format": FORMAT, "facts": FACTS, "n_levels": scale.n_levels, "edges": edges}
+    write_text(
+        folder / GROUNDING_FILE, json.dumps({**content, "reasoner": reasoner.to_dict()}, indent=1) + "\n"
+    )
+
+
+def read_grounding(folder: Path) -> tuple[FactScale, Reasoner]:
+    """What `write_grounding` wrote; FileNotFoundError or ValueError where it is not there or not of these facts."""
+    path = folder / GROUNDING_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder}: no {GROUNDING_FILE} in it; the run had no training lists with a hit"
+        )
+    content = _read_json(path)
+    if content.get("format") != FORMAT or tuple(content.get("facts", ())) != FACTS:
+        raise ValueError(f"{path}: written by another version (facts {content.get('facts')}); run again")
+    scale = FactScale(content["n_levels"], tuple(tuple(bounds) for bounds in content["edges"]))
+    return scale, Reasoner.from_dict(content["reasoner"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); run again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}; run again")
+    return content

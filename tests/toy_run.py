@@ -1,0 +1,76 @@
+"""A whole run on the toy data set with a tiny model, shared by the tests that look at one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recbole_dgr2 import quick_start
+from recbole_dgr2.model.backbone import Backbone
+from recbole_dgr2.quick_start import run_recbole_dgr2
+from recbole_dgr2.sources import RetrieverSource
+from recbole_dgr2.training import Setting
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {
+    "data_path": str(ROOT / "dataset"),
+    "show_progress": False,
+    "use_gpu": False,
+    "threads": 1,
+    "cache_dir": None,
+    "embedded_hidden_size": 32,
+    "embedded_num_layers": 1,
+    "embedded_intermediate_size": 64,
+    "embedded_vocab_size": 400,
+    "ar_teacher_epochs": 1,
+    "conversion_epochs": 1,
+    "max_train_lists": 48,
+    "n_candidates": 6,
+    "max_new_tokens": 40,
+    "validity_sample": 8,
+    "speed_requests": 2,
+    "bootstrap_samples": 100,
+}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A whole run: its folder, its report, and what its stages were made from."""
+
+    folder: Path
+    report: dict[str, Any]
+    setting: Setting
+    backbone: Backbone
+    source: RetrieverSource
+
+
+def run(folder: Path, **keys: Any) -> dict[str, Any]:
+    return run_recbole_dgr2(
+        dataset="toy", config_dict={**TINY, "checkpoint_dir": str(folder / "saved"), **keys}
+    )
+
+
+def finish(folder: Path) -> Finished:
+    """A run in `folder`, with hold of what its stages were made from."""
+    made: dict[str, Any] = {}
+
+    def keep(name: str) -> Callable[..., Any]:
+        original = getattr(quick_start, name)
+
+        def call(*values: Any) -> Any:
+            made[name] = original(*values)
+            return made[name]
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in ("make_setting", "list_source"):
+            patch.setattr(quick_start, name, keep(name))
+        report = run(folder)
+    setting, backbone = made["make_setting"]
+    return Finished(setting.run.folder, report, setting, backbone, made["list_source"][0])
