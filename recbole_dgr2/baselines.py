@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.data.evidence import FACTS, FactScale
-from recbole_dgr2.data.reasoner import fit_reasoner
+from recbole_dgr2.data.evidence import FACTS, FactScale, fit_fact_scale
+from recbole_dgr2.data.reasoner import Reasoner, fit_reasoner
 from recbole_dgr2.data.sequences import Phase
 from recbole_dgr2.report.assessment import Panel
 from recbole_dgr2.report.comparison import Resampling, compare
@@ -75,26 +75,38 @@ class RankingData:
         return float(np.where(ranks < 3, 1 / np.log2(ranks + 2), 0.0).mean())
 
 
-def fit_conditional_logit(
-    phases: Mapping[Phase, RankingData], scale: FactScale
-) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Utilities of the test lists, float64 [R, N], and what was chosen; None without training hits."""
-    train, valid, test = phases["train"].hits(), phases["valid"].hits(), phases["test"]
+@dataclass(frozen=True)
+class Logit:
+    """A fitted conditional logit over all facts, and the penalty it was fitted with."""
+
+    scale: FactScale
+    reasoner: Reasoner
+    l2: float
+
+    def utilities(self, facts: np.ndarray) -> np.ndarray:
+        """Utility of each candidate, float64 [R, N]."""
+        return self.reasoner.utilities(self.scale.levels(facts))
+
+
+def fit_conditional_logit(phases: Mapping[Phase, RankingData], fact_levels: int) -> Logit | None:
+    """The logit with the penalty that is best on validation hits; None without training hits."""
+    train, valid = phases["train"].hits(), phases["valid"].hits()
     if not len(train.slots):
         return None
+    filled = (phases["train"].ids != 0).any(axis=1)
+    scale = fit_fact_scale(phases["train"].facts[filled], fact_levels)
     levels = scale.levels(train.facts)
-    fits = [fit_reasoner(levels, train.slots, scale.n_levels, l2=penalty) for penalty in PENALTIES]
-    chosen = 2
-    if len(valid.slots):
-        gains = [valid.gain(fit.utilities(scale.levels(valid.facts))) for fit in fits]
-        chosen = int(np.argmax(gains))
-    return fits[chosen].utilities(scale.levels(test.facts)), {"l2": PENALTIES[chosen]}
+    fits = [
+        Logit(scale, fit_reasoner(levels, train.slots, fact_levels, l2=penalty), penalty)
+        for penalty in PENALTIES
+    ]
+    if not len(valid.slots):
+        return fits[len(PENALTIES) // 2]
+    return max(fits, key=lambda fit: valid.gain(fit.utilities(valid.facts)))
 
 
-def fit_lambdarank(
-    phases: Mapping[Phase, RankingData], seed: int
-) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Scores of the test lists, float64 [R, N], and what was chosen; None without training hits or LightGBM."""
+def fit_lambdarank(phases: Mapping[Phase, RankingData], seed: int) -> tuple[np.ndarray, int] | None:
+    """Scores of the test lists, float64 [R, N], and the number of trees; None without training hits or LightGBM."""
     if importlib.util.find_spec("lightgbm") is None:
         logger.info("lambdarank is left out: pip install 'recbole_dgr2[baselines]' adds LightGBM")
         return None
@@ -112,7 +124,7 @@ def fit_lambdarank(
         callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)] if len(sets) > 1 else [],
     )
     values = booster.predict(_features(test).reshape(-1, len(FACTS) + 1))
-    return np.asarray(values).reshape(test.ids.shape), {"trees": booster.best_iteration or PATIENCE}
+    return np.asarray(values).reshape(test.ids.shape), int(booster.best_iteration or PATIENCE)
 
 
 def _features(data: RankingData) -> np.ndarray:
@@ -139,21 +151,22 @@ def assess_values(name: str, panel: Panel, test: RankingData, values: np.ndarray
 
 
 def assess_baselines(
-    panel: Panel, phases: Mapping[Phase, RankingData], scale: FactScale
-) -> tuple[list[Row], list[dict[str, Any]]]:
-    """Rows of the baselines that could be fitted, and their comparisons with the retriever's order."""
-    fitted = {
-        "conditional_logit": fit_conditional_logit(phases, scale),
-        "lambdarank": fit_lambdarank(phases, panel.seed),
-    }
+    panel: Panel, phases: Mapping[Phase, RankingData], fact_levels: int
+) -> tuple[list[Row], list[dict[str, Any]], tuple[FactScale, Reasoner] | None]:
+    """Rows of the baselines that could be fitted, their comparisons with the retriever's order, and the logit."""
+    test, values = phases["test"], dict[str, np.ndarray]()
+    logit, trees = fit_conditional_logit(phases, fact_levels), fit_lambdarank(phases, panel.seed)
+    if logit is not None:
+        logger.info("conditional_logit: penalty %g, chosen on validation hits", logit.l2)
+        values["conditional_logit"] = logit.utilities(test.facts)
+    if trees is not None:
+        logger.info("lambdarank: %d trees, chosen on validation hits", trees[1])
+        values["lambdarank"] = trees[0]
     rows: list[Row] = []
     comparisons: list[dict[str, Any]] = []
-    for name, found in fitted.items():
-        if found is None:
-            continue
-        logger.info("%s: chosen on validation hits: %s", name, found[1])
-        row, ranks = assess_values(name, panel, phases["test"], found[0])
+    resampling = Resampling(panel.candidates.n, panel.bootstrap_samples, panel.seed)
+    for name, scores in values.items():
+        row, ranks = assess_values(name, panel, test, scores)
         rows.append(row)
-        resampling = Resampling(panel.candidates.n, panel.bootstrap_samples, panel.seed)
         comparisons += compare((name, "retriever"), (ranks, panel.ranks[panel.hits]), resampling)
-    return rows, comparisons
+    return rows, comparisons, (logit.scale, logit.reasoner) if logit else None

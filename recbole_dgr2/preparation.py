@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from recbole_dgr2.cache import Cache, Columns
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.candidate_files import read_candidate_file
 from recbole_dgr2.data.candidates import Candidates
-from recbole_dgr2.data.evidence import FACTS, FactScale, FactSource, fit_evidence, fit_fact_scale
+from recbole_dgr2.data.evidence import FACTS, Evidence, FactScale, FactSource, fit_evidence, fit_fact_scale
 from recbole_dgr2.data.item_text import ItemFields, ItemText, load_item_text
-from recbole_dgr2.data.parts import PartedEvidence, final_part
+from recbole_dgr2.data.parts import Part, PartedEvidence, final_part
 from recbole_dgr2.data.reasoner import Reasoner, fit_reasoner
 from recbole_dgr2.data.sequences import Phase, Sequences
 from recbole_dgr2.data.tasks import RankingTask, TaskBuilder
@@ -64,8 +65,16 @@ class Host:
     """RecBole's own config and data set, by which lists are evaluated; `store` where they are a retriever's."""
 
     config: Any
-    dataset: Any
+    whole: Any
     store: RetrieverStore | None = None
+
+    @property
+    def dataset(self) -> Any:
+        """The data that metrics of coverage and popularity count: the retriever's own; others read nothing of it."""
+        counted = {"itemcoverage", "averagepopularity", "shannonentropy", "giniindex", "tailpercentage"}
+        if self.store is not None and counted & {metric.lower() for metric in self.config["metrics"]}:
+            return self.store.dataset
+        return self.whole
 
 
 @dataclass(frozen=True)
@@ -119,11 +128,9 @@ def list_source(
         return FileSource(read_candidate_file(options.file, users, items), data.sequences, head), Host(
             config, data.dataset
         )
-    store = RetrieverStore(config, options, cache, fingerprint)
-    store.check(data.dataset)
-    return RetrieverSource(store, data.sequences, options, head, cache), Host(
-        store.config, store.dataset, store
-    )
+    store = RetrieverStore(config, options, cache, fingerprint, data.dataset)
+    host = Host(store.config, data.dataset, store)
+    return RetrieverSource(store, data.sequences, options, head, cache), host
 
 
 def _internal_ids(dataset: Any, field: str) -> dict[str, int]:
@@ -137,6 +144,23 @@ def make_lists(data: Data, source: ListSource, phase: Phase, n: int) -> Lists:
     rows = wide.rows
     candidates = Candidates(rows, wide.ids[:, :n], wide.scores[:, :n])
     return Lists(candidates, wide.ids, rows.targets(data.sequences), rows.histories(data.sequences))
+
+
+class PartEvidence:
+    """Item statistics of a part, gathered when the first fact is asked for: facts are mostly in the cache."""
+
+    def __init__(self, part: Part, data: Data) -> None:
+        self._part = part
+        self._data = data
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The statistics."""
+        return fit_evidence(self._part.sequences(self._data.sequences), self._data.item_text)
+
+    def measure(self, candidates: Candidates, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """See `measure_facts`."""
+        return self.evidence.measure(candidates, histories)
 
 
 def _weigh(facts: np.ndarray, train: Lists, options: PromptOptions) -> tuple[FactScale, Reasoner]:
@@ -160,10 +184,8 @@ def ground(
         cached: where facts are kept, and how many recent items a task shows.
     """
     train = phases["train"]
-    parts = tuple(
-        (part.serves, fit_evidence(part.sequences(data.sequences), data.item_text)) for part in source.parts
-    )
-    final = fit_evidence(final_part(data.sequences).sequences(data.sequences), data.item_text)
+    parts = tuple((part.serves, PartEvidence(part, data)) for part in source.parts)
+    final = PartEvidence(final_part(data.sequences), data)
     origin: dict[str, FactSource] = {"train": PartedEvidence(parts)}
     text = {name: getattr(options, name) for name in ("title_field", "category_field", "brand_field")}
     facts = {

@@ -21,6 +21,7 @@ from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.preparation import (
     CachedFacts,
     Data,
+    Grounding,
     Host,
     Lists,
     ground,
@@ -32,10 +33,15 @@ from recbole_dgr2.preparation import (
 )
 from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
 from recbole_dgr2.report.floors import Floor, agree, floor_of
-from recbole_dgr2.report.tables import RunInfo, build_report, print_report, write_report
+from recbole_dgr2.report.tables import Row, RunInfo, build_report, print_report, write_report
 from recbole_dgr2.run import Run, library_versions
-from recbole_dgr2.run_files import RETRIEVER_FOLDER, write_grounding, write_run_file
-from recbole_dgr2.training import convert_and_assess, make_setting, require_teacher, teach_and_assess
+from recbole_dgr2.run_files import (
+    GROUNDING_FILE,
+    LOGIT_FILE,
+    RETRIEVER_FOLDER,
+    write_grounding,
+    write_run_file,
+)
 from recbole_dgr2.utils import recbole_metrics
 
 PHASES: tuple[Phase, ...] = ("train", "valid", "test")
@@ -74,7 +80,10 @@ def run_recbole_dgr2(
             f"data set {config['dataset']}: no user has three interactions, so there is no list to test on"
         )
     template = load_template(prompt_file(config["prompt"]))
-    require_teacher(options)
+    if options.stages:
+        from recbole_dgr2.training import require_teacher
+
+        require_teacher(options)
     with Run(options.run_dir, options.seed, options.threads) as run:
         return _pipeline(config, data, template, run)
 
@@ -98,20 +107,16 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
     if stages or phases["train"].has_hits:
         with run.phase("facts"):
             grounding = ground(data, source, phases, views.prompt_options(config), cached)
-            write_grounding(run.folder, grounding.final.scale, grounding.reasoner)
+            write_grounding(run.folder / GROUNDING_FILE, (grounding.final.scale, grounding.reasoner))
         with run.phase("baselines"):
             parts = {phase: ranking_data(grounding.facts[phase], lists) for phase, lists in phases.items()}
-            found, comparisons = assess_baselines(panel, parts, grounding.final.scale)
+            found, comparisons, logit = assess_baselines(panel, parts, config["fact_levels"])
             rows += found
+            if logit:
+                write_grounding(run.folder / LOGIT_FILE, logit)
     if stages:
-        with run.phase("traces"):
-            lists = (phases["train"], phases["valid"], phases["test"])
-            setting, backbone = make_setting(config, run, (data, template), grounding, lists, panel)
-        run.keep()
-        if "ar_teacher" in stages:
-            rows += teach_and_assess(setting, backbone)
-        if "conversion" in stages:
-            rows += convert_and_assess(setting, backbone)
+        lists = (phases["train"], phases["valid"], phases["test"])
+        rows += _stages(config, (data, template), (grounding, lists, panel), run)
     run.keep()
     info = RunInfo(
         dataset=config["dataset"],
@@ -129,6 +134,26 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
     write_report(report, run.folder / "report.json")
     print_report(report)
     return report
+
+
+def _stages(
+    config: Config,
+    texts: tuple[Data, PromptTemplate],
+    material: tuple[Grounding, tuple[Lists, Lists, Lists], Panel],
+    run: Run,
+) -> list[Row]:
+    """Train and assess the language model; only here is transformers needed."""
+    from recbole_dgr2.training import convert_and_assess, make_setting, teach_and_assess
+
+    stages, rows = config["stages"], list[Row]()
+    with run.phase("traces"):
+        setting, backbone = make_setting(config, run, texts, *material)
+    run.keep()
+    if "ar_teacher" in stages:
+        rows += teach_and_assess(setting, backbone)
+    if "conversion" in stages:
+        rows += convert_and_assess(setting, backbone)
+    return rows
 
 
 def _panel(config: Config, host: Host, test: Lists) -> Panel:

@@ -24,13 +24,14 @@ from recbole_dgr2.data.prompt import PromptBuilder, load_template
 from recbole_dgr2.data.ranking import Ranking, identity_ranking
 from recbole_dgr2.data.sequences import Rows
 from recbole_dgr2.data.tasks import TaskBuilder
+from recbole_dgr2.model.backbone import hide_progress_bars
 from recbole_dgr2.model.checkpoint import load_stage, require_same_data
 from recbole_dgr2.model.retriever import CHECKPOINT_NAME
 from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.preparation import Data, list_source, load_data
 from recbole_dgr2.report.export import RankedList, Status, json_lines, write_lists
 from recbole_dgr2.reranker import LanguageModelReranker
-from recbole_dgr2.run_files import RETRIEVER_FOLDER, read_grounding, read_run_file
+from recbole_dgr2.run_files import GROUNDING_FILE, LOGIT_FILE, RETRIEVER_FOLDER, read_grounding, read_run_file
 from recbole_dgr2.sources import ListSource
 from recbole_dgr2.training import backbone_room, data_info
 
@@ -52,7 +53,7 @@ class OpenRun:
     def systems(self) -> tuple[str, ...]:
         """What can rank: the retriever, the conditional logit, and the stages that the run finished."""
         stages = [stage for stage in STAGES if (self.folder / stage / "dgr2.json").is_file()]
-        grounded = (self.folder / "grounding.json").is_file()
+        grounded = (self.folder / LOGIT_FILE).is_file()
         return (*(PLAIN_SYSTEMS if grounded else PLAIN_SYSTEMS[:1]), *stages)
 
     def recommend(
@@ -122,7 +123,8 @@ class OpenRun:
         if system == "retriever" or not len(candidates):
             return [identity_ranking(candidates.n)] * len(candidates)
         histories = candidates.rows.histories(self.data.sequences)
-        scale, reasoner = read_grounding(self.folder)
+        file = LOGIT_FILE if system == "conditional_logit" else GROUNDING_FILE
+        scale, reasoner = read_grounding(self.folder / file)
         evidence = fit_evidence(
             final_part(self.data.sequences).sequences(self.data.sequences), self.data.item_text
         )
@@ -135,6 +137,7 @@ class OpenRun:
 
     def _language_model(self, stage: str, tasks: TaskBuilder) -> LanguageModelReranker:
         config, folder = self.config, self.folder / stage
+        hide_progress_bars()
         backbone, info = load_stage(folder)
         require_same_data(info, folder, data_info(config, self.data, tasks.fact_names))
         template = load_template(prompt_file(config["prompt"]))

@@ -68,12 +68,16 @@ class RetrieverStore:
         options: which retriever, and how training candidates are kept from their targets.
         cache: where trained retrievers are looked for and kept.
         data: fingerprint of the data set's files.
+        dataset: the run's own data set, which the candidates are for.
     """
 
-    def __init__(self, config: Config, options: CandidateOptions, cache: Cache, data: dict[str, str]) -> None:
+    def __init__(
+        self, config: Config, options: CandidateOptions, cache: Cache, data: dict[str, str], dataset: Any
+    ) -> None:
         self._options = options
         self._cache = cache
         self._data = data
+        self._run_dataset = dataset
         changes = checkpoint_options(options.checkpoint)[1] if options.checkpoint else {}
         self.config: Any = retriever_config(config, **changes)
         self._made: dict[str, Retriever] = {}
@@ -85,17 +89,15 @@ class RetrieverStore:
 
     @cached_property
     def dataset(self) -> Any:
-        """RecBole's data set of the retriever, not split."""
-        return load_dataset(self.config)
+        """RecBole's data set of the retriever, not split; ValueError unless its id vocabularies are the run's."""
+        dataset = load_dataset(self.config)
+        vocabulary(self._run_dataset).require(vocabulary(dataset), f"retriever {self.name}")
+        return dataset
 
     @cached_property
     def sequences(self) -> Sequences:
         """All interactions."""
-        return sequences_from_dataset(self.dataset)
-
-    def check(self, dataset: Any) -> None:
-        """Raise ValueError unless `dataset`, which the candidates are for, has the retriever's id vocabularies."""
-        vocabulary(dataset).require(vocabulary(self.dataset), f"retriever {self.name}")
+        return sequences_from_dataset(self._run_dataset)
 
     def description(self, part: Part) -> dict[str, Any]:
         """Everything that decides the weights of the retriever of a part, as JSON values."""

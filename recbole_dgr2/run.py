@@ -15,7 +15,6 @@ from types import TracebackType
 
 import torch
 
-from recbole_dgr2.model.backbone import hide_progress_bars
 from recbole_dgr2.utils import choose_threads, init_seed
 
 LIBRARIES = (
@@ -59,7 +58,6 @@ class Run:
     def __enter__(self) -> Run:
         self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
-        hide_progress_bars()
         self._log = _Log(self.folder / "run.log")
         init_seed(self._seed, True)
         return self

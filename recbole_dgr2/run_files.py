@@ -2,6 +2,7 @@
 
     run.json         every option of the run and the fingerprint of the data set's files
     grounding.json   bounds of the fact levels and the embedded reasoner
+    conditional_logit.json   the same of the baseline, which has all facts and a penalty chosen on validation lists
     retriever/       checkpoint of the final retriever (a hard link into the cache where that is possible)
     <stage>/         language models, one folder a stage
     report.json, run.log
@@ -23,7 +24,8 @@ from recbole_dgr2.data.evidence import FACTS, FactScale
 from recbole_dgr2.data.reasoner import Reasoner
 
 FORMAT = 1
-RUN_FILE, GROUNDING_FILE, RETRIEVER_FOLDER = "run.json", "grounding.json", "retriever"
+RUN_FILE, RETRIEVER_FOLDER = "run.json", "retriever"
+GROUNDING_FILE, LOGIT_FILE = "grounding.json", "conditional_logit.json"
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,18 @@ def read_run_file(folder: Path) -> SavedRun:
     return SavedRun(content["dataset"], content["options"], content["data"])
 
 
-def write_grounding(folder: Path, scale: FactScale, reasoner: Reasoner) -> None:
-    """Keep the scale of the facts and the reasoner."""
+def write_grounding(path: Path, grounding: tuple[FactScale, Reasoner]) -> None:
+    """Keep a scale of the facts and the reasoner that reads it."""
+    scale, reasoner = grounding
     edges = [list(bounds) for bounds in scale.edges]
     content = {"format": FORMAT, "facts": FACTS, "n_levels": scale.n_levels, "edges": edges}
-    write_text(
-        folder / GROUNDING_FILE, json.dumps({**content, "reasoner": reasoner.to_dict()}, indent=1) + "\n"
-    )
+    write_text(path, json.dumps({**content, "reasoner": reasoner.to_dict()}, indent=1) + "\n")
 
 
-def read_grounding(folder: Path) -> tuple[FactScale, Reasoner]:
+def read_grounding(path: Path) -> tuple[FactScale, Reasoner]:
     """What `write_grounding` wrote; FileNotFoundError or ValueError where it is not there or not of these facts."""
-    path = folder / GROUNDING_FILE
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder}: no {GROUNDING_FILE} in it; the run had no training lists with a hit"
-        )
+        raise FileNotFoundError(f"{path}: no such file; the run had no training lists with a hit")
     content = _read_json(path)
     if content.get("format") != FORMAT or tuple(content.get("facts", ())) != FACTS:
         raise ValueError(f"{path}: written by another version (facts {content.get('facts')}); run again")

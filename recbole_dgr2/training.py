@@ -18,7 +18,13 @@ from recbole_dgr2.data.examples import Example
 from recbole_dgr2.data.lessons import Lesson, encode_lessons, lesson_texts, write_lessons
 from recbole_dgr2.data.prompt import PromptBuilder, PromptTemplate, label
 from recbole_dgr2.data.tasks import TaskBuilder
-from recbole_dgr2.model.backbone import Backbone, build_embedded, load_backbone, train_tokenizer
+from recbole_dgr2.model.backbone import (
+    Backbone,
+    build_embedded,
+    hide_progress_bars,
+    load_backbone,
+    train_tokenizer,
+)
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import load_stage, require_same_data
 from recbole_dgr2.paths import prompt_file
@@ -86,6 +92,7 @@ def make_setting(
         phases: training, validation and test lists.
         panel: users of the report.
     """
+    hide_progress_bars()
     (data, template), (train, valid, test) = texts, phases
     most, seed = config["max_train_lists"], config["seed"]
 

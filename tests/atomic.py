@@ -8,7 +8,7 @@ from typing import Any
 
 from recbole_dgr2.quick_start import run_recbole_dgr2
 
-Interaction = tuple[str, str, object]
+Interaction = tuple[str, str, Any]
 
 
 def walks(users: int = 12, length: int = 7, items: int = 20) -> list[Interaction]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from recbole_dgr2.data.sequences import leave_one_out_rows
 from recbole_dgr2.model.scorer import Retriever
 from recbole_dgr2.recommend import recommend
 from recbole_dgr2.scale import synthetic_sequences
-from tests.atomic import run, walks, write
+from tests.atomic import Interaction, run, walks, write
 
 ITEM_HEAD = "item_id:token\ttitle:token_seq"
 
@@ -34,7 +35,7 @@ def run_dir(folder: Path) -> Path:
 
 
 def test_users_of_one_and_two_interactions(tmp_path: Path) -> None:
-    short = [("one", "i1", 1), ("two", "i1", 1), ("two", "i2", 2)]
+    short: list[Interaction] = [("one", "i1", 1), ("two", "i1", 1), ("two", "i2", 2)]
     short += [("three", f"i{n}", n) for n in (1, 2, 3)]
     report = run(write(tmp_path, walks() + short))
     assert report["n_users"] == 12 + 1  # of the short ones only "three" has a test row
@@ -85,9 +86,7 @@ def test_unsorted_times_are_sorted(tmp_path: Path) -> None:
     ],
     ids=["column", "cell"],
 )
-def test_missing_times(
-    tmp_path: Path, head: str, rows: list[tuple[str, str, object]], message: str | None
-) -> None:
+def test_missing_times(tmp_path: Path, head: str, rows: list[tuple[Any, ...]], message: str | None) -> None:
     """Without the column: an error. A missing cell is filled with the mean of the others, RecBole's rule."""
     folder = write(tmp_path, rows, head=head)
     if message is None:
@@ -191,12 +190,12 @@ def test_scores_that_are_no_numbers(value: float) -> None:
 
 def test_fewer_valid_items_than_n(tmp_path: Path) -> None:
     """A user who knows nearly everything gets the few that are left; padding follows, and nothing breaks."""
-    known = [("all", f"i{n}", n) for n in range(19)]
+    known: list[Interaction] = [("all", f"i{n}", n) for n in range(19)]
     report = run(write(tmp_path, walks() + known))
     assert report["n_users"] == 13
     (entry,) = recommend(run_dir(tmp_path), ["all"], system="retriever")
     assert 1 <= len(entry.items) < 5
-    everything = [("all", f"i{n}", n) for n in range(20)]
+    everything: list[Interaction] = [("all", f"i{n}", n) for n in range(20)]
     with pytest.raises(ValueError, match="Some users have interacted with all items"):  # RecBole's own
         run(write(tmp_path / "b", walks() + everything))
 

@@ -12,7 +12,7 @@ import pytest
 from recbole_dgr2 import baselines
 from recbole_dgr2.baselines import RankingData, assess_baselines, fit_conditional_logit, fit_lambdarank
 from recbole_dgr2.data.candidates import Candidates
-from recbole_dgr2.data.evidence import FACTS, fit_fact_scale
+from recbole_dgr2.data.evidence import FACTS
 from recbole_dgr2.data.sequences import Phase, Rows
 from recbole_dgr2.report.assessment import Panel
 
@@ -35,7 +35,6 @@ PHASES: dict[Phase, RankingData] = {
     "valid": planted(200, 1),
     "test": planted(200, 2),
 }
-SCALE = fit_fact_scale(PHASES["train"].facts, 5)
 
 
 def panel() -> Panel:
@@ -51,7 +50,8 @@ def panel() -> Panel:
 
 @needs_lightgbm
 def test_both_find_the_signal() -> None:
-    rows, comparisons = assess_baselines(panel(), PHASES, SCALE)
+    rows, comparisons, logit = assess_baselines(panel(), PHASES, 5)
+    assert logit is not None
     assert [row.name for row in rows] == ["conditional_logit", "lambdarank"]
     for row in rows:
         assert row.hits["recall@1"] > 0.6  # of 6 candidates
@@ -62,27 +62,29 @@ def test_both_find_the_signal() -> None:
 @needs_lightgbm
 def test_test_targets_are_not_read_and_results_repeat() -> None:
     other = {**PHASES, "test": replace(PHASES["test"], slots=np.zeros(200, dtype=np.int64))}
-    for fit in (lambda p: fit_conditional_logit(p, SCALE), lambda p: fit_lambdarank(p, 0)):
-        first, second = fit(PHASES), fit(other)
-        assert first is not None
-        assert second is not None
-        assert np.array_equal(first[0], second[0])
-        assert first[1] == second[1]
+    first, second = fit_lambdarank(PHASES, 0), fit_lambdarank(other, 0)
+    assert first is not None
+    assert second is not None
+    assert np.array_equal(first[0], second[0])
+    assert first[1] == second[1]
+    logits = [fit_conditional_logit(phases, 5) for phases in (PHASES, other)]
+    values = [logit.utilities(PHASES["test"].facts) for logit in logits if logit]
+    assert np.array_equal(values[0], values[1])
 
 
 def test_the_penalty_is_chosen_on_validation() -> None:
-    chosen = fit_conditional_logit(PHASES, SCALE)
-    without = fit_conditional_logit({**PHASES, "valid": PHASES["valid"].take(np.arange(0))}, SCALE)
+    chosen = fit_conditional_logit(PHASES, 5)
+    without = fit_conditional_logit({**PHASES, "valid": PHASES["valid"].take(np.arange(0))}, 5)
     assert chosen is not None
     assert without is not None
-    assert chosen[1]["l2"] in baselines.PENALTIES
-    assert without[1] == {"l2": 5.0}
+    assert chosen.l2 in baselines.PENALTIES
+    assert without.l2 == 5.0
 
 
 def test_no_hits_no_baseline() -> None:
     none = replace(PHASES["train"], slots=np.full(600, N))
-    assert fit_conditional_logit({**PHASES, "train": none}, SCALE) is None
-    assert assess_baselines(panel(), {**PHASES, "train": none}, SCALE) == ([], [])
+    assert fit_conditional_logit({**PHASES, "train": none}, 5) is None
+    assert assess_baselines(panel(), {**PHASES, "train": none}, 5) == ([], [], None)
 
 
 def test_without_lightgbm_it_is_left_out_with_a_word(
@@ -90,7 +92,7 @@ def test_without_lightgbm_it_is_left_out_with_a_word(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with caplog.at_level(logging.INFO):
-        rows, _ = assess_baselines(panel(), PHASES, SCALE)
+        rows, _, _ = assess_baselines(panel(), PHASES, 5)
     assert [row.name for row in rows] == ["conditional_logit"]
     assert "pip install 'recbole_dgr2[baselines]'" in caplog.text
 

@@ -31,7 +31,7 @@ from recbole_dgr2.utils import (
     sequences_from_dataset,
     split_loaders,
 )
-from tests.atomic import run, walks, write
+from tests.atomic import Interaction, run, walks, write
 from tests.recsys import recbole_config, write_interactions
 from tests.reranking import sequences
 
@@ -95,7 +95,9 @@ def test_1556_and_1878_the_batch_size_changes_no_figure(tmp_path: Path) -> None:
 def test_704_and_1298_a_very_long_history(tmp_path: Path) -> None:
     """No row of a training list holds a history: they are views of one array."""
     rng = np.random.default_rng(0)
-    long = [("long", f"i{n}", t) for t, n in enumerate(rng.integers(0, 20, size=3000).tolist())]
+    long: list[Interaction] = [
+        ("long", f"i{n}", t) for t, n in enumerate(rng.integers(0, 20, size=3000).tolist())
+    ]
     report = run(write(tmp_path, walks(items=40) + long), n_candidates=5, train_last_m=500)
     assert report["floors"][0]["lists"] == 12 * 4 + 500
     data = Sequences(2, 30, np.array([0, 0, 3000]), rng.integers(1, 30, size=3000))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recbole_dgr2 import quick_start
+from recbole_dgr2 import quick_start, training
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.quick_start import run_recbole_dgr2
 from recbole_dgr2.sources import RetrieverSource
@@ -58,8 +58,8 @@ def finish(folder: Path) -> Finished:
     """A run in `folder`, with hold of what its stages were made from."""
     made: dict[str, Any] = {}
 
-    def keep(name: str) -> Callable[..., Any]:
-        original = getattr(quick_start, name)
+    def keep(module: object, name: str) -> Callable[..., Any]:
+        original = getattr(module, name)
 
         def call(*values: Any) -> Any:
             made[name] = original(*values)
@@ -69,8 +69,8 @@ def finish(folder: Path) -> Finished:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name in ("make_setting", "list_source"):
-            patch.setattr(quick_start, name, keep(name))
+        for module, name in ((training, "make_setting"), (quick_start, "list_source")):
+            patch.setattr(module, name, keep(module, name))
         report = run(folder)
     setting, backbone = made["make_setting"]
     return Finished(setting.run.folder, report, setting, backbone, made["list_source"][0])

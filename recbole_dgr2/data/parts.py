@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from recbole_dgr2.data.candidates import Candidates
-from recbole_dgr2.data.evidence import FACTS, Evidence
+from recbole_dgr2.data.evidence import FACTS, FactSource
 from recbole_dgr2.data.sequences import Sequences
 
 CandidateSplit = Literal["last_m", "user_folds", "leaky"]
@@ -97,7 +97,7 @@ class PartedEvidence:
     `parts` holds (bool [n_users] of the users served, statistics) for each part.
     """
 
-    parts: tuple[tuple[np.ndarray, Evidence], ...]
+    parts: tuple[tuple[np.ndarray, FactSource], ...]
 
     def measure(self, candidates: Candidates, histories: Sequence[np.ndarray]) -> np.ndarray:
         """Facts of every candidate slot, float64 [R, N, F]; see `measure_facts`."""

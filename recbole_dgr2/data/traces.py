@@ -2,7 +2,7 @@
 
 The `evidence` source writes a trace from the reasoner's scores: the pattern of the history, a score for each
 candidate, the best candidates with their two strongest facts, then the ranked list as JSON: those best ones first,
-the others in the retriever's order. How many are promoted is the template's choice (its `places`).
+each in exchange for the one that stood there. How many are promoted is the template's choice (its `places`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def factor(confidences: np.ndarray, f: float) -> np.ndarray:
 
 
 def entropy_bounded(entropies: np.ndarray, bound: float) -> np.ndarray:
-    """Slots in order of rising entropy while the sum less the largest is <= bound (arXiv 2505.24857, Eq. 10)."""
+    """Slots in order of rising entropy while the sum less the largest is <= bound (arXiv 2505.24857)."""
     order = entropies.argsort(axis=1, kind="stable")
     rising = np.take_along_axis(entropies, order, axis=1)
     before = np.cumsum(np.where(np.isfinite(rising), rising, 0.0), axis=1) - rising

@@ -3,10 +3,16 @@
 A forward of a row holds two parts, [verified | canvas]. The first, causal, is the row's newest token and the drafts
 after it: its logits are those of autoregressive decoding, so drafts stand as long as they are the tokens chosen there,
 and the token chosen after them comes on top. Keys of what stands are kept. The second, the canvas, is the last draft
-under verification and masks; bidirectional, it drafts the next block while this one is still being verified. When all
-drafts stand, the canvas was computed from the right prefix and a pass is saved; when one falls, what was drafted behind
-it is verified next all the same, for in worded text most of it survives. Only the first pass of a row has no drafts
-to verify, and its canvas begins with the newest token itself.
+under verification and masks; bidirectional, it drafts the next block while this one is still being verified. A pass
+that only drafts is needed once, at the start of a row; its canvas begins with the newest token itself.
+
+What a pass has found out is never thrown away:
+- when a draft falls, those behind it are verified next all the same, for in worded text most of them survive;
+- they are first replaced by what the causal stream chose behind them in the same pass (Jacobi decoding, arXiv
+  2305.10427), which knows more than the canvas did;
+- a draft of confidence >= tau beyond those under verification is shown to the next canvas instead of a mask, so that
+  drafting is denoising in several passes, at no cost in passes;
+- while half a block of drafts is left, no canvas is fed at all.
 
 How many drafts a pass verifies follows from their confidences: one more as long as its chance to stand is worth its
 share of the pass. Relatives: TiDAR (arXiv 2511.08923, drafting and verification in one pass), S2D2 (verification by
@@ -14,7 +20,8 @@ the same weights), speculative decoding (arXiv 2211.17192).
 
 Samples (temperature above 0) are coupled: draft and verification draw with the same random number, keyed by request
 and position, and so does autoregressive decoding. The token chosen at verification is therefore the one that
-autoregressive decoding would sample, whatever was drafted: not only its distribution is exact, the sample is the same.
+autoregressive decoding would sample, whatever was drafted: not only its distribution is exact, the sample is the same
+(drafter-invariant speculation, arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -62,6 +69,7 @@ class Speculative(Policy):
         super().__init__(options, eos_id, mask_id)
         self.query = 2 * length
         self._length = length
+        self._mask_id = mask_id
         self._masks = [mask_id] * (length - 1)
         self._state = [_Row(0) for _ in range(options.batch_size)]
         self._causal = np.arange(1, self.query + 1)
@@ -93,15 +101,22 @@ class Speculative(Policy):
         visible = np.ones((n, width), dtype=np.int64)
         for index, row in enumerate(live):
             split, end = row.verified, row.verified + row.canvas
-            known = [row.tokens[-1], *row.drafts]
-            fed = [*known[: split + 1], *self._masks] if row.canvas else known[:split]
-            ids[index, :end] = fed
+            ids[index, :end] = self._fed(row)
             visible[index, :split] = self._causal[:split]
             visible[index, split:end] = end
         scored = np.array([row.scored for row in live])
         self._rows = np.repeat(np.arange(n), scored)
         self._cols = np.concatenate([np.arange(count) for count in scored])
         return Plan(ids, visible, self._rows, self._cols)
+
+    def _fed(self, row: _Row) -> list[int]:
+        """Tokens of both parts of the row's next pass."""
+        split = row.verified
+        if not row.canvas:
+            return [row.tokens[-1], *row.drafts[: split - 1]]
+        later = zip(row.drafts[split:], row.sure[split:], strict=True)
+        shown = [draft if sure >= self.options.tau else self._mask_id for draft, sure in later]
+        return [row.tokens[-1], *row.drafts[:split], *(shown + self._masks)[: row.canvas - 1]]
 
     def _divide(self, row: _Row) -> None:
         """Set how many tokens of the row its next pass verifies (its newest one included) and how many it drafts on."""
@@ -114,7 +129,8 @@ class Speculative(Policy):
             most = row.drafts.index(self.eos_id) + 1
         row.verified = worth_verifying(row.sure[: most - 1], self.options.token_cost, self._length)
         ends = row.verified == room or row.drafts[row.verified - 1] == self.eos_id
-        row.canvas = 0 if ends or self._length == 1 else self._length
+        enough = 2 * (len(row.drafts) - row.verified) >= self._length
+        row.canvas = 0 if ends or enough else self._length
 
     def update(self, logits: torch.Tensor) -> np.ndarray:
         """Drafts that agree stand, and one chosen token more; the rest of the drafts is kept for the next pass."""
@@ -145,6 +161,8 @@ class Speculative(Policy):
         if row.canvas:
             row.drafts = row.drafts[:split] + tokens[split:]
             row.sure = row.sure[:split] + confidences[split:]
+        if stand < checked:
+            row.drafts[count:split], row.sure[count:split] = tokens[count:split], confidences[count:split]
         if self.eos_id in tokens[:count]:
             count = tokens.index(self.eos_id) + 1
         self._append(row, tokens[:count], log_probs[:count], confidences[:count])
