@@ -17,7 +17,7 @@ from torch import Tensor
 from recbole_dgr2.decode import Completion, Request, decode, engine
 from recbole_dgr2.decode.speculative import worth_verifying
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from tests.decoding import assert_same, options_of, requests_of, run
+from tests.decoding import options_of, requests_of, run
 from tests.tiny import ARCHITECTURES, EOS_ID, MASK_ID, VOCAB, tiny_model
 
 LENGTHS = (5, 11, 3, 8, 3, 17, 1)
