@@ -59,6 +59,7 @@ def write(tmp_path: Path, drop: str = "", **values: Any) -> Path:
     content: dict[str, Any] = {
         **texts,
         "places": ["first"],
+        "drill_places": ["second"],
         "history_items": 2,
         "title_words": 4,
         **values,

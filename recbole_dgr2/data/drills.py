@@ -13,7 +13,7 @@ import numpy as np
 from recbole_dgr2.data.examples import Example
 from recbole_dgr2.data.prompt import PromptTemplate
 from recbole_dgr2.data.reasoner import promote
-from recbole_dgr2.data.traces import write_ranking, write_scores
+from recbole_dgr2.data.traces import write_answer, write_scores, write_strong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +35,7 @@ def write_drills(
         seed: decides which scores, in which order.
     """
     random = np.random.default_rng(seed)
+    places = (*template.places, *template.drill_places)
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -42,13 +43,11 @@ def write_drills(
     drills = []
     for number in range(count):
         row = random.permutation(scores[random.integers(len(scores))])
-        order = promote(row, len(template.places)).tolist()
-        reasoning, answer = write_ranking(order, row.tolist(), [""] * len(template.places), template)
-        prompt = ids(template.fill("closing") + write_scores(row.tolist(), template))
-        head = ids(reasoning)
-        drills.append(
-            Example(
-                _FIRST_KEY + number, prompt, (*head, *ids(answer), int(tokenizer.eos_token_id)), len(head)
-            )
-        )
+        scored = row.tolist()
+        best = promote(row, len(row)).tolist()
+        head = ids(write_strong(places, best, scored, [""] * len(places), template))
+        answer = ids(write_answer(promote(row, len(template.places)).tolist(), "", template))
+        prompt = ids(template.fill("closing") + write_scores(scored, template))
+        response = (*head, *answer, int(tokenizer.eos_token_id))
+        drills.append(Example(_FIRST_KEY + number, prompt, response, len(head)))
     return drills

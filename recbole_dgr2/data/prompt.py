@@ -46,7 +46,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 REQUIRED: dict[str, str] = {"candidate": "label", "answer": "ranking"}
 """Placeholders without which a section cannot do its work."""
 
-LISTS: tuple[str, ...] = ("places",)
+LISTS: tuple[str, ...] = ("places", "drill_places")
 NUMBERS: tuple[str, ...] = ("history_items", "title_words")
 
 
@@ -89,6 +89,8 @@ class PromptTemplate:
     """History items that are listed, newest last."""
     title_words: int
     """Words of a title that are shown; the rest is cut."""
+    drill_places: tuple[str, ...] = ()
+    """Words for the candidates after those of `places` that a drill names as well, for practice."""
 
     def fill(self, section: str, **values: object) -> str:
         """The section's text with its placeholders filled."""
@@ -134,12 +136,12 @@ def load_template(path: Path) -> PromptTemplate:
         if not isinstance(values[name], list):
             raise ValueError(f"{path}: {name} is {values[name]!r}; expected a list of words")
     sections = {name: _section(path, name, values[name]) for name in SECTIONS}
-    places = tuple(str(place) for place in values["places"])
+    places, drill_places = (tuple(str(place) for place in values[name]) for name in LISTS)
     if not places:
         raise ValueError(
             f"{path}: places is empty; expected a word for each candidate to promote, e.g. [first, second]"
         )
-    return PromptTemplate(sections, places, values["history_items"], values["title_words"])
+    return PromptTemplate(sections, places, values["history_items"], values["title_words"], drill_places)
 
 
 def _section(path: Path, name: str, text: object) -> Template:

@@ -55,8 +55,8 @@ class Reasoner:
     def order(self, levels: np.ndarray, promoted: int) -> np.ndarray:
         """Slots in the new order, int64 [..., N].
 
-        The `promoted` candidates of the highest scores come first, by falling score, each changing places with the
-        one that stood there; all others keep their slot. See `promote`.
+        The `promoted` candidates of the highest scores come first, by falling score; equal scores, and all other
+        candidates, stay in the retriever's order. With `promoted` >= N the whole list is sorted by score.
         """
         return promote(self.scores(levels), promoted)
 
@@ -71,19 +71,9 @@ class Reasoner:
 
 
 def promote(scores: np.ndarray, promoted: int) -> np.ndarray:
-    """Slots in a new order, int64 [..., N]: the `promoted` highest scores first, equal scores in their old order.
-
-    Each promoted candidate changes places with the one that stood where it goes, so all others keep their very slot
-    (one step a promotion of a selection sort). With `promoted` >= N the whole list is sorted.
-    """
-    best = np.argsort(-scores, axis=-1, kind="stable")
-    order = np.broadcast_to(np.arange(scores.shape[-1]), scores.shape).copy()
-    for place in range(min(promoted, scores.shape[-1])):
-        chosen = best[..., place, None]
-        left = np.argmax(order == chosen, axis=-1)[..., None]
-        np.put_along_axis(order, left, order[..., place, None], axis=-1)
-        order[..., place] = chosen[..., 0]
-    return order
+    """Slots with the `promoted` highest scores first, ties and all others in their old order, int64 [..., N]."""
+    places = np.argsort(np.argsort(-scores, axis=-1, kind="stable"), axis=-1)
+    return np.argsort(np.minimum(places, promoted), axis=-1, kind="stable")
 
 
 def fit_reasoner(levels: np.ndarray, slots: np.ndarray, n_levels: int, l2: float = 5.0) -> Reasoner:

@@ -1,8 +1,8 @@
 """Reasoning traces: the text that the AR teacher learns to write, grounded in the facts of the prompt.
 
 The `evidence` source writes a trace from the reasoner's scores: the pattern of the history, a score for each
-candidate, the best candidates with their two strongest facts, then the ranked list as JSON: those best ones first,
-each in exchange for the one that stood there. How many are promoted is the template's choice (its `places`).
+candidate, the best candidates with their strongest facts, then the ranked list as JSON: those best ones first, the
+others in the retriever's order. How many are promoted is the template's choice (its `places`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recbole_dgr2.data.prompt import PromptTemplate, history_kinds, label
 from recbole_dgr2.data.reasoner import Reasoner
 from recbole_dgr2.data.tasks import RankingTask
 
-CITED = 2
+CITED = 3
 """Facts that are cited for a candidate."""
 
 
@@ -41,8 +41,8 @@ def write_evidence_trace(
     scores = reasoner.scores(task.levels).tolist()
     cited = [_cite(task, slot, reasoner, template) for slot in order[: len(template.places)]]
     pattern = template.fill("pattern", kinds=" ".join(history_kinds(item_text, task.history)))
-    reasoning, answer = write_ranking(order, scores, cited, template)
-    return Trace(pattern + write_scores(scores, template) + reasoning, answer)
+    strong = write_strong(template.places, order, scores, cited, template)
+    return Trace(pattern + write_scores(scores, template) + strong, write_answer(order, cited[0], template))
 
 
 def write_scores(scores: Sequence[int], template: PromptTemplate) -> str:
@@ -51,16 +51,24 @@ def write_scores(scores: Sequence[int], template: PromptTemplate) -> str:
     return template.fill("scores", scores="".join(each))
 
 
-def write_ranking(
-    order: Sequence[int], scores: Sequence[int], cited: Sequence[str], template: PromptTemplate
-) -> tuple[str, str]:
-    """What follows from the scores: the promoted candidates with the facts `cited` for them, and the answer."""
-    strong = "".join(
-        template.fill("strong", place=place, score=scores[slot], label=label(slot), facts=facts)
-        for place, slot, facts in zip(template.places, order, cited, strict=False)
+def write_strong(
+    places: Sequence[str],
+    order: Sequence[int],
+    scores: Sequence[int],
+    facts: Sequence[str],
+    template: PromptTemplate,
+) -> str:
+    """One line for each of the best candidates: its place, its score, and the `facts` cited for it."""
+    return "".join(
+        template.fill("strong", place=place, score=scores[slot], label=label(slot), facts=cited)
+        for place, slot, cited in zip(places, order, facts, strict=False)
     )
+
+
+def write_answer(order: Sequence[int], facts: str, template: PromptTemplate) -> str:
+    """The ranked list as JSON, explained by the `facts` of its first candidate."""
     ranking = ",".join(f'"{label(slot)}"' for slot in order)
-    return strong, template.fill("answer", label=label(order[0]), facts=cited[0], ranking=ranking)
+    return template.fill("answer", label=label(order[0]), facts=facts, ranking=ranking)
 
 
 def _cite(task: RankingTask, slot: int, reasoner: Reasoner, template: PromptTemplate) -> str:

@@ -21,7 +21,7 @@ from recbole_dgr2.decode.modes import check_requests, policy_of
 from recbole_dgr2.decode.policy import Policy
 from recbole_dgr2.decode.types import Completion, DecodeOptions, DecodeResult, Request
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from recbole_dgr2.model.forward import forward_cached
+from recbole_dgr2.model.forward import bidirectional, forward_cached
 
 PREFIX_LEAST = 8  # a shorter common prefix does not pay for the forward of its own
 PREFILL_TOKENS = 16384  # most prompt tokens of one prefill forward: bounds its memory
@@ -83,11 +83,12 @@ def _measure(model: torch.nn.Module, requests: Sequence[Request], options: Decod
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Dropout off inside, the model's own mode back afterwards."""
+    """Dropout off inside and passes without a mask bidirectional, the model's own mode back afterwards."""
     training = model.training
     model.eval()
     try:
-        yield
+        with bidirectional(model):
+            yield
     finally:
         model.train(training)
 

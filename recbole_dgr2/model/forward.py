@@ -42,9 +42,16 @@ def _plain(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _bidirectional(config: Any) -> Iterator[None]:
-    """No mask for the calls inside, every query attends every key; Llama reads `is_causal` here."""
+def bidirectional(model: Any) -> Iterator[None]:
+    """A call without a mask inside lets every query attend every key; Llama reads `config.is_causal` for that.
+
+    Around many passes it spares each of them the change of the config, which is slow (its attributes are checked).
+    """
+    config = _plain(model).config
     before = getattr(config, "is_causal", None)
+    if before is False:
+        yield
+        return
     config.is_causal = False
     try:
         yield
@@ -53,6 +60,16 @@ def _bidirectional(config: Any) -> Iterator[None]:
             del config.is_causal
         else:
             config.is_causal = before
+
+
+def compile_passes(model: Any) -> None:
+    """Compile the transformer's forward for all passes from now on (torch.compile, shapes dynamic).
+
+    Every mode gains or loses by it alike: it takes the interpreter out of a pass, which is most of a pass of a small
+    model at batch 1. The first passes take a minute; later ones of any length reuse what was compiled.
+    """
+    inner = _plain(model).base_model
+    inner.forward = torch.compile(inner.forward, dynamic=True)
 
 
 @lru_cache(maxsize=8)
@@ -69,7 +86,7 @@ def _hidden(plain: Any, ids: Tensor, positions: Tensor, allowed: Tensor | None, 
         kwargs[_cache_argument(inner.__class__)] = cache
     if allowed is not None:
         return inner(attention_mask=attention_mask(plain, allowed), **kwargs).last_hidden_state
-    with _bidirectional(plain.config):
+    with bidirectional(plain):
         return inner(attention_mask=None, is_causal=False, **kwargs).last_hidden_state
 
 

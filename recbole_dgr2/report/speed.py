@@ -1,0 +1,138 @@
+"""What a speed benchmark says: one entry a decoder and setting, with the quality of the same outputs, as tables.
+
+An entry is a dictionary of plain values: the setting (`decoder`, `batch`, `input`, `output`), the speed (see
+`speed_entry`) and the quality (see `quality_entry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from recbole_dgr2.report.evaluation import RankingLike, count_validity, hit_view, rank_after, repetition
+from recbole_dgr2.report.plots import Curve, Point
+from recbole_dgr2.report.throughput import Throughput
+
+QUALITY = ("recall@1", "recall@3", "ndcg@3")
+SAMPLES = 2000  # resamples of an interval
+_MISSING = "-"
+
+
+def speed_entry(speed: Throughput[Any]) -> dict[str, Any]:
+    """The figures of one decoder: seconds are medians over rounds, a range is its smallest and largest value."""
+    return {
+        "tokens": speed.tokens,
+        "passes": speed.passes,
+        "tokens_per_pass": speed.tokens_per_forward,
+        "tokens_per_second": speed.tokens_per_second,
+        "seconds": speed.seconds,
+        "seconds_range": list(speed.seconds_range),
+        "prefill_seconds": speed.prefill_seconds,
+        "speedup": speed.speedup,
+        "speedup_range": list(speed.speedup_range),
+    }
+
+
+def quality_entry(
+    outputs: Sequence[tuple[int, ...]],
+    wanted: Sequence[tuple[int, ...]],
+    rankings: Sequence[RankingLike],
+    targets: Sequence[int | None],
+    seed: int,
+) -> dict[str, Any]:
+    """Quality of the outputs that were timed.
+
+    Args:
+        outputs, wanted: token ids of this decoder and of autoregressive decoding.
+        rankings: parsed outputs; empty where there is no list to parse.
+        targets: slot of each target in the retriever's order, None where it is no candidate.
+        seed: of the intervals.
+    """
+    equal = np.mean([own == other for own, other in zip(outputs, wanted, strict=True)])
+    entry: dict[str, Any] = {"equal_to_ar": float(equal), "repetition": repetition(outputs)}
+    if not rankings:
+        return entry
+    entry["valid_rate"] = count_validity(rankings).rate
+    hits = [(slot, one) for slot, one in zip(targets, rankings, strict=True) if slot is not None]
+    entry["hits"] = len(hits)
+    if hits:
+        n = max(len(one.order) for _, one in hits)
+        ranks = rank_after([slot for slot, _ in hits], [one.order for _, one in hits])
+        means, ends = hit_view(ranks, n, SAMPLES, seed)
+        entry["metrics"] = {name: means[name] for name in QUALITY if name in means}
+        entry["ci95"] = {name: list(ends[name]) for name in entry["metrics"]}
+    return entry
+
+
+def speed_cells(entries: Sequence[Mapping[str, Any]], setting: str) -> list[list[str]]:
+    """Table of entries, the header first; `setting` is the key that changes from row to row besides the decoder."""
+    head = ["tok/s", "speed-up", "range", "tok/pass", "ms/pass", "prefill s"]
+    cells = [[setting, "decoder", *head, "= AR", "valid", "repeated", *QUALITY]]
+    for entry in entries:
+        low, high = entry["speedup_range"]
+        metrics = entry.get("metrics", {})
+        cells.append(
+            [
+                str(entry[setting]),
+                entry["decoder"],
+                f"{entry['tokens_per_second']:.0f}",
+                f"{entry['speedup']:.2f}x",
+                f"{low:.2f}-{high:.2f}",
+                f"{entry['tokens_per_pass']:.2f}",
+                f"{1e3 * entry['seconds'] / entry['passes']:.2f}",
+                f"{entry['prefill_seconds']:.2f}",
+                *(_number(entry.get(key)) for key in ("equal_to_ar", "valid_rate", "repetition")),
+                *(_number(metrics.get(name)) for name in QUALITY),
+            ]
+        )
+    return cells
+
+
+def cost_cells(costs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Table of pass costs: milliseconds of a pass over q tokens a row, and the ratio to one token."""
+    queries = costs[0]["queries"]
+    cells = [["batch", *(f"c({q}) ms" for q in queries), *(f"c({q})/c(1)" for q in queries[1:])]]
+    for cost in costs:
+        times = cost["seconds"]
+        shown = [f"{1e3 * seconds:.2f}" for seconds in times]
+        cells.append([str(cost["batch"]), *shown, *(f"{seconds / times[0]:.2f}" for seconds in times[1:])])
+    return cells
+
+
+def points_of(entries: Sequence[Mapping[str, Any]], metric: str) -> list[Point]:
+    """Points of the plot of accuracy against throughput; entries without the metric are left out."""
+    return [
+        Point(
+            entry["decoder"],
+            entry["tokens_per_second"],
+            entry["metrics"][metric],
+            (entry["ci95"][metric][0], entry["ci95"][metric][1]),
+        )
+        for entry in entries
+        if metric in entry.get("metrics", {})
+    ]
+
+
+def curves_of(entries: Sequence[Mapping[str, Any]], setting: str) -> list[Curve]:
+    """Curves of speed-up against `setting`, one a decoder, the baseline left out."""
+    names = list(dict.fromkeys(entry["decoder"] for entry in entries))
+    curves = []
+    for name in names[1:]:
+        own = sorted((e for e in entries if e["decoder"] == name), key=lambda entry: entry[setting])
+        ends = [entry["speedup_range"] for entry in own]
+        curves.append(
+            Curve(
+                name,
+                [entry[setting] for entry in own],
+                [entry["speedup"] for entry in own],
+                [low for low, _ in ends],
+                [high for _, high in ends],
+            )
+        )
+    return curves
+
+
+def _number(value: float | None) -> str:
+    return _MISSING if value is None else f"{value:.3f}"
