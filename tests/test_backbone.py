@@ -28,6 +28,7 @@ from recbole_dgr2.model.backbone import (
     check_mask_id,
     load_backbone,
     reserve_mask_id,
+    start_mask_row,
     train_tokenizer,
 )
 from tests.tiny import ARCHITECTURES, CORPUS, LABELS, tiny_backbone, tiny_tokenizer
@@ -131,10 +132,14 @@ class TestMaskId:
     def test_spare_row_is_used_without_resizing(self, architecture: str) -> None:
         backbone = tiny_backbone(architecture)
         rows = backbone.rows
+        weight = backbone.model.get_input_embeddings().weight
+        before = weight.detach().clone()
         mask_id = reserve_mask_id(backbone)
         assert mask_id == len(backbone.tokenizer) == 320 and backbone.rows == rows
-        weight = backbone.model.get_input_embeddings().weight
+        assert torch.equal(weight, before)
+        start_mask_row(backbone, mask_id)
         assert torch.allclose(weight[mask_id], weight[:mask_id].mean(dim=0), atol=1e-6)
+        assert torch.equal(weight[:mask_id], before[:mask_id])
         check_mask_id(backbone, mask_id)
         assert reserve_mask_id(backbone) == mask_id
 

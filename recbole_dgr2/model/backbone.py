@@ -251,13 +251,16 @@ def hide_progress_bars() -> None:
 def reserve_mask_id(backbone: Backbone) -> int:
     """First embedding row that no text or added token uses; the embedding grows if there is none.
 
-    The row becomes the mean embedding: an untrained random row costs quality. Call it once, after every token
-    is added.
+    No weight is changed (see `start_mask_row`). Call it once, after every token is added.
     """
     used = _used_rows(backbone.tokenizer)
     _grow(backbone, used + 1)
-    _set_mean_rows(backbone.model, used, used + 1)
     return used
+
+
+def start_mask_row(backbone: Backbone, mask_id: int) -> None:
+    """The mask token's row := mean of the rows before it, to begin training from: a random row costs quality."""
+    _set_mean_rows(backbone.model, mask_id, mask_id + 1)
 
 
 def check_mask_id(backbone: Backbone, mask_id: int) -> None:

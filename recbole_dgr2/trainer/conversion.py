@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recbole_dgr2.data.examples import Batch, Example
-from recbole_dgr2.model.backbone import Backbone, reserve_mask_id
+from recbole_dgr2.model.backbone import Backbone, reserve_mask_id, start_mask_row
 from recbole_dgr2.model.block_diffusion import (
     BlockDiffusionSpec,
     Context,
@@ -30,11 +30,10 @@ from recbole_dgr2.trainer.stage import Stage
 def convert(
     backbone: Backbone, block_size: int, context: Context = "causal"
 ) -> tuple[Backbone, BlockDiffusionSpec]:
-    """Makes a block-diffusion LM of an autoregressive one; every weight but the mask token's embedding row
-    is kept.
+    """Makes a block-diffusion LM of an autoregressive one; every weight is kept.
 
     Args:
-        backbone: the parent; its mask row is written in place.
+        backbone: the parent; it may grow by unused embedding rows.
         block_size: L.
         context: attention inside finished blocks.
 
@@ -56,7 +55,7 @@ class Conversion(Stage[Scored]):
     labels on the canvases and none in the clean stream.
 
     Args:
-        backbone: converted weights (see `convert`).
+        backbone: converted weights (see `convert`); the mask token's row is set to the mean of all rows.
         options: checked options.
         info_data: see `Stage`.
         spec: the block-diffusion spec that `convert` returned.
@@ -81,6 +80,7 @@ class Conversion(Stage[Scored]):
     ) -> None:
         if not 0 <= ar_weight < float("inf"):
             raise ValueError(f"ar_weight={ar_weight!r}: expected a finite number >= 0")
+        start_mask_row(backbone, spec.mask_id)
         super().__init__(backbone, options, info_data)
         self.spec, self.noise = spec, noise
         self.coefficients = {"masked": 1.0, "ar": ar_weight} if ar_weight else {"masked": 1.0}
