@@ -3,12 +3,8 @@
 python -m recbole_dgr2.speed --stage=saved/ml-100k-ItemKNN-2020/conversion --prompts=prompts.jsonl --output=speed
 
 All decoders run in turn in one process on the same requests; every speed stands beside the quality of the same
-outputs. The prompts file has one JSON object a line:
-
-    {"key": 17, "prompt_ids": [5, 9, 80], "candidates": 10, "target": 3}
-
-`candidates` (length of the list to rank) and `target` (0-based slot of the right one, null where it is no candidate)
-may be left out; there is no accuracy then. Written: <output>/speed.json, speed.md, PNG plots, and trace.html, one
+outputs. The prompts file is described in
+`recbole_dgr2.work`. Written: <output>/speed.json, speed.md, PNG plots, and trace.html, one
 decode of each mode pass by pass.
 """
 
@@ -18,8 +14,9 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +36,7 @@ from recbole_dgr2.report.plots import plot_frontier, plot_speedups
 from recbole_dgr2.report.speed import (
     cost_cells,
     curves_of,
+    implied_cells,
     points_of,
     quality_entry,
     speed_cells,
@@ -48,46 +46,10 @@ from recbole_dgr2.report.throughput import measure
 from recbole_dgr2.report.trace_view import View, print_view, view_of, write_html
 from recbole_dgr2.run import library_versions
 from recbole_dgr2.threads import choose_threads
+from recbole_dgr2.work import Work, read_prompts
 
 AR: Final = "autoregressive"
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Work:
-    """Requests, with the length of each list and the slot of its target where they are known."""
-
-    requests: list[Request]
-    candidates: list[int | None]
-    targets: list[int | None]
-
-    def first(self, count: int) -> Work:
-        """The first `count` requests."""
-        return Work(self.requests[:count], self.candidates[:count], self.targets[:count])
-
-
-def read_prompts(path: Path) -> Work:
-    """The prompts file; see the top of this module for its format.
-
-    Raises:
-        ValueError: a line that is not as described; the file and the line are named.
-    """
-    work = Work([], [], [])
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-            ids = tuple(int(token) for token in entry["prompt_ids"])
-            work.requests.append(Request(int(entry["key"]), ids))
-            work.candidates.append(entry.get("candidates"))
-            work.targets.append(entry.get("target"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            example = '{"key": 17, "prompt_ids": [5, 9, 80]}'
-            raise ValueError(
-                f"{path}, line {number}: expected an object like {example} ({error!r})"
-            ) from error
-    if not work.requests:
-        raise ValueError(f"{path}: no prompts in it, expected one JSON object a line")
-    return work
 
 
 class Bench:
@@ -106,7 +68,7 @@ class Bench:
     def decoders(
         self, names: Sequence[str], base: DecodeOptions
     ) -> dict[str, Callable[[Sequence[Request]], Any]]:
-        """Decoders by name: a mode, "block 0.9" (tau), "block 0.9/16" (and block length), "speculative 16", "generate"."""
+        """Decoders by name: a mode, "block 0.9" (tau), "block 0.9/16" (and block length), "speculative 16"."""
         return {name: self._decoder(name, base) for name in names}
 
     def _decoder(self, name: str, base: DecodeOptions) -> Callable[[Sequence[Request]], Any]:
@@ -137,6 +99,7 @@ class Bench:
             )
             reason = getattr(speed.outcome, "reason", "")
             fixed = {"decoder": name, "batch": base.batch_size, "reason": reason}
+            fixed["queries"] = _queries(speed.outcome.completions)
             entries.append({**fixed, **setting, **speed_entry(speed), **quality})
         return entries
 
@@ -188,29 +151,27 @@ def run(bench: Bench, work: Work, options: argparse.Namespace) -> dict[str, Any]
     for length in options.outputs:
         cut = replace(bench.base, max_new_tokens=length)
         tables["output"] += bench.entries(chosen[:3], few, cut, output=length)
-    tables["input"] = []
-    room = bench.backbone.model.config.max_position_embeddings - bench.base.max_new_tokens
-    for length in options.inputs:
-        if length <= room:
-            tables["input"] += bench.entries(
-                chosen[:3], lengthened(work, length, options.requests), bench.base, input=length
-            )
-        else:
-            logger.warning("input length %d: the model has room for %d, left out", length, room)
-    return {"tables": tables, "costs": costs}
+    contexts = [_implied(bench, length, tables["modes"]) for length in options.inputs]
+    return {"tables": tables, "costs": costs, "inputs": contexts}
 
 
-def lengthened(work: Work, length: int, count: int) -> Work:
-    """The first `count` prompts brought to `length` tokens: cut on the left, or led by the tokens of other prompts.
+def _implied(bench: Bench, length: int, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Speed-ups that the passes of the real prompts would give after `length` tokens: each pass at its measured cost.
 
-    Only good for timing: there is no list to judge.
+    A small model has seen no long prompt, so text made up to such a length would tell nothing of its decoders.
     """
-    stream = [token for request in work.requests for token in request.prompt_ids]
-    requests = []
-    for request in work.requests[:count]:
-        lead = (stream * (length // len(stream) + 1))[: max(length - len(request.prompt_ids), 0)]
-        requests.append(replace(request, prompt_ids=(*lead, *request.prompt_ids)[-length:]))
-    return Work(requests, [None] * len(requests), [None] * len(requests))
+    costs = measure_pass_costs(bench.backbone.model, 1, length)
+    seconds = {
+        entry["decoder"]: sum(count * costs.of(int(q)) for q, count in entry["queries"].items())
+        / entry["tokens"]
+        for entry in entries
+        if entry["queries"]
+    }
+    return {
+        "input": length,
+        "speedup": {name: seconds[AR] / own for name, own in seconds.items()},
+        **asdict(costs),
+    }
 
 
 def write(result: dict[str, Any], views: Sequence[View], folder: Path) -> str:
@@ -234,6 +195,7 @@ def write(result: dict[str, Any], views: Sequence[View], folder: Path) -> str:
         if name != "modes" and curves_of(entries, setting):
             plot_speedups(curves_of(entries, setting), setting, folder / f"speedup_{name}.png")
     lines += ["", "## pass costs", "", *markdown(cost_cells(result["costs"]))]
+    lines += ["", "## input", "", *markdown(implied_cells(result["inputs"]))]
     points = points_of(result["tables"]["modes"], "recall@1")
     if points:
         plot_frontier(points, "recall@1 over hits", folder / "frontier.png")
@@ -265,6 +227,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _queries(completions: Sequence[Any]) -> dict[int, int]:
+    """Number of passes by the tokens a row fed into them; empty where the trace does not say."""
+    counts: Counter[int] = Counter()
+    for completion in completions:
+        if completion.speculation is not None:
+            counts.update(completion.speculation.queries)
+        elif completion.trace.passes:
+            counts[completion.trace.block_size] += completion.passes
+    return dict(counts)
+
+
 def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def numbers(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",") if part]
@@ -281,7 +254,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--stage", type=Path, required=True, help="folder of a finished conversion stage")
-    add("--prompts", type=Path, required=True, help="JSON lines of prompts, see above")
+    add(
+        "--prompts",
+        type=Path,
+        required=True,
+        help='JSON lines such as {"key": 17, "prompt_ids": [5, 9], "candidates": 10, "target": 3}',
+    )
     add("--output", type=Path, required=True, help="folder for speed.json, speed.md, plots and trace.html")
     add("--requests", type=int, default=40, help="prompts timed at batch 1 (default: 40)")
     add("--rounds", type=int, default=3, help="times each decoder goes through its prompts (default: 3)")
@@ -290,7 +268,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--blocks", type=_numbers(int), default=[8, 16, 32], help="block and draft lengths, comma-separated")
     add("--batches", type=_numbers(int), default=[1, 4, 16, 64], help="batch sizes, comma-separated")
     add("--outputs", type=_numbers(int), default=[16, 32, 64, 128], help="output lengths, comma-separated")
-    add("--inputs", type=_numbers(int), default=[32, 128, 512], help="input lengths, comma-separated")
+    add(
+        "--inputs",
+        type=_numbers(int),
+        default=[32, 128, 512, 2048, 4096],
+        help="input lengths, comma-separated",
+    )
     add("--threads", type=int, default=0, help="torch threads, 0: measured (default: 0)")
     add("--seed", type=int, default=0, help="of intervals (default: 0)")
     add(

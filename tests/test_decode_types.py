@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from recbole_dgr2.decode import Completion, DecodeOptions, DecodeResult, DecodingTrace
+from recbole_dgr2.decode import Completion, DecodeOptions, DecodeResult, DecodingTrace, Speculation
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,11 @@ from recbole_dgr2.decode import Completion, DecodeOptions, DecodeResult, Decodin
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("seed", -1),
+        ("rule", "magic"),
+        ("rule_value", 3.0),
+        ("token_cost", 0.0),
+        ("token_cost", float("inf")),
+        ("label_ids", (3, 4, 3)),
     ],
 )
 def test_bad_option_is_a_one_line_error_that_names_it(field: str, value: object) -> None:
@@ -40,6 +46,27 @@ def test_bad_option_is_a_one_line_error_that_names_it(field: str, value: object)
 def test_borders_are_accepted() -> None:
     DecodeOptions("block", 1, 1, tau=1.0, block_size=1, temperature=0.0, seed=0)
     DecodeOptions("autoregressive", 1, 1, tau=1e-9, temperature=2.5)
+
+
+@pytest.mark.parametrize("value", [None, 0, -1.0, True, float("inf"), 2.5])
+def test_a_rule_needs_its_number(value: object) -> None:
+    with pytest.raises(ValueError, match="rule_value") as error:
+        DecodeOptions("block", 8, 2, rule="static", rule_value=value)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    DecodeOptions("block", 8, 2, rule="static", rule_value=4)
+    DecodeOptions("block", 8, 2, rule="factor", rule_value=0.5)
+
+
+def test_labels_are_for_block_mode() -> None:
+    with pytest.raises(ValueError, match="label_ids need mode 'block', got mode 'speculative'"):
+        DecodeOptions("speculative", 8, 2, label_ids=(3, 4))
+
+
+def test_acceptance_is_counted_over_all_rows() -> None:
+    rows = [Speculation((0, 4, 4), (0, 4, 1), (8, 12, 12)), Speculation((0, 2), (0, 0), (8, 10)), None]
+    done = tuple(replace(completion(4, 2), speculation=row) for row in rows)
+    assert DecodeResult(done, 1.0, 1.0).acceptance_rate == 0.5
+    assert DecodeResult((completion(4, 2),), 1.0, 1.0).acceptance_rate == 0.0
 
 
 def completion(tokens: int, passes: int) -> Completion:

@@ -1,4 +1,4 @@
-"""Decoding: autoregressive and block-parallel, batched, on one key-value cache."""
+"""Decoding: autoregressive, block-parallel and speculative, batched, on one key-value cache."""
 
 from recbole_dgr2.decode.engine import decode
 from recbole_dgr2.decode.types import (
@@ -7,6 +7,7 @@ from recbole_dgr2.decode.types import (
     DecodeResult,
     DecodingTrace,
     Request,
+    Speculation,
 )
 
-__all__ = ["Completion", "DecodeOptions", "DecodeResult", "DecodingTrace", "Request", "decode"]
+__all__ = ["Completion", "DecodeOptions", "DecodeResult", "DecodingTrace", "Request", "Speculation", "decode"]

@@ -52,6 +52,7 @@ def _run(
         attention_mask=seen.to(device),
         max_new_tokens=limit,
         do_sample=False,
+        use_cache=True,
         eos_token_id=eos_id,
         pad_token_id=eos_id,
         suppress_tokens=[mask_id],

@@ -30,13 +30,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from recbole_dgr2.model.bpe import EOS_TOKEN, PAD_TOKEN, train_bpe
-from recbole_dgr2.model.forward import (
-    TokenScorer,
-    attention_mask,
-    forward_cached,
-    verify_forward,
-    without_mask_id,
-)
+from recbole_dgr2.model.forward import TokenScorer, forward_cached, verify_forward
 from recbole_dgr2.model.support import refuse_unsupported, require_folder
 
 __all__ = [
@@ -44,7 +38,6 @@ __all__ = [
     "EmbeddedSpec",
     "TokenScorer",
     "add_text_tokens",
-    "attention_mask",
     "build_embedded",
     "check_mask_id",
     "forward_cached",
@@ -52,8 +45,8 @@ __all__ = [
     "load_backbone",
     "read_pretrained",
     "reserve_mask_id",
+    "start_mask_row",
     "train_tokenizer",
-    "without_mask_id",
 ]
 
 ROW_MULTIPLE = 64

@@ -101,6 +101,13 @@ def cost_cells(costs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return cells
 
 
+def implied_cells(inputs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Table of the speed-ups that the same passes would give after prompts of other lengths."""
+    names = list(inputs[0]["speedup"])
+    rows = [[str(one["input"]), *(f"{one['speedup'][name]:.2f}x" for name in names)] for one in inputs]
+    return [["input tokens", *names], *rows]
+
+
 def points_of(entries: Sequence[Mapping[str, Any]], metric: str) -> list[Point]:
     """Points of the plot of accuracy against throughput; entries without the metric are left out."""
     return [
