@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from recbole_dgr2.config import host_keys
 from recbole_dgr2.data.parts import SplitOptions, training_parts
 from recbole_dgr2.data.sequences import leave_one_out_rows
 from recbole_dgr2.model.history import HistoryRetriever, history_scorer
@@ -60,6 +61,8 @@ def test_sequential_models_are_refused_only_with_user_vectors(data: Path, tmp_pa
 
 
 def test_user_neighbours_are_refused(data: Path, tmp_path: Path) -> None:
+    if "knn_method" not in host_keys("ItemKNN", "toy"):
+        pytest.skip("RecBole 1.2.0 compares items only")
     config = recbole_config("ItemKNN", data, knn_method="user")
     retriever = train_retriever(config, load_dataset(config), tmp_path)
     with pytest.raises(ValueError, match="with knn_method user compares users"):
