@@ -11,6 +11,7 @@ decode of each mode pass by pass.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import logging
 import sys
@@ -143,7 +144,7 @@ def run(bench: Bench, work: Work, options: argparse.Namespace) -> dict[str, Any]
     for batch in options.batches:
         base = replace(bench.base, batch_size=batch)
         tables["batch"] += bench.entries(
-            [AR, *outside, *chosen[1:]], work.first(max(2 * batch, options.requests)), base
+            [AR, *outside, *chosen[1:]], work.first(max(4 * batch, options.requests)), base
         )
         longest = max(len(request.prompt_ids) for request in few.requests)
         costs.append(asdict(measure_pass_costs(bench.backbone.model, batch, longest)))
@@ -194,8 +195,11 @@ def write(result: dict[str, Any], views: Sequence[View], folder: Path) -> str:
             lines += ["", *dict.fromkeys(f"auto: {entry['reason']}" for entry in entries if entry["reason"])]
         if name != "modes" and curves_of(entries, setting):
             plot_speedups(curves_of(entries, setting), setting, folder / f"speedup_{name}.png")
-    lines += ["", "## pass costs", "", *markdown(cost_cells(result["costs"]))]
-    lines += ["", "## input", "", *markdown(implied_cells(result["inputs"]))]
+    for title, cells in (
+        ("pass costs", cost_cells(result["costs"])),
+        ("input", implied_cells(result["inputs"])),
+    ):
+        lines += ["", f"## {title}", "", *markdown(cells)]
     points = points_of(result["tables"]["modes"], "recall@1")
     if points:
         plot_frontier(points, "recall@1 over hits", folder / "frontier.png")
@@ -212,6 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hide_progress_bars()
     torch.set_num_threads(options.threads or choose_threads())
     try:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("the plots need matplotlib, which is not installed: pip install matplotlib")
         work = read_prompts(options.prompts)
         bench = Bench(options.stage, options.rounds, options.max_new_tokens, options.seed, options.compile)
         result = run(bench, work, options)

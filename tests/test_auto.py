@@ -14,7 +14,7 @@ from tests.tiny import EOS_ID, MASK_ID, tiny_model
 
 FLAT = PassCosts(1, (1, 8, 16, 32), (1.0, 1.1, 1.2, 1.4))
 STEEP = PassCosts(64, (1, 8, 16, 32), (1.0, 8.0, 16.0, 32.0))
-LONG, SHORT = Drafts(32, 8.0, (32, 40, 40)), Drafts(8, 3.0, (8, 12, 12))
+LONG, SHORT = Drafts(32, 8.0, (32, 40, 40), 20.0), Drafts(8, 3.0, (8, 12, 12), 20.0)
 
 
 def test_costs_are_linear_between_and_beyond_the_measured_ones() -> None:
@@ -27,7 +27,7 @@ def test_costs_are_linear_between_and_beyond_the_measured_ones() -> None:
 
 
 def test_the_widest_row_sets_the_width_of_a_shared_pass() -> None:
-    drafts = Drafts(8, 3.0, (1, 3))
+    drafts = Drafts(8, 3.0, (1, 3), 20.0)
     assert drafts.shared_queries(1) == 2.0
     assert drafts.shared_queries(2) == pytest.approx(0.25 * 1 + 0.75 * 3)
     assert drafts.shared_queries(64) == pytest.approx(3.0)
@@ -40,7 +40,7 @@ def test_the_widest_row_sets_the_width_of_a_shared_pass() -> None:
         (STEEP, [LONG, SHORT], "autoregressive", None),  # 40 / 8, 12 / 3, 1
         (PassCosts(4, (1, 8, 16, 32), (1.0, 1.2, 4.0, 12.0)), [LONG, SHORT], "speculative", 8),
         (FLAT, [], "autoregressive", None),
-        (FLAT, [Drafts(8, 1.0, (1,))], "autoregressive", None),  # no gain: the simplest
+        (FLAT, [Drafts(8, 1.05, (1,), 20.0)], "autoregressive", None),  # too small a gain: the simplest
     ],
 )
 def test_the_cheapest_is_chosen_and_says_why(
@@ -80,13 +80,20 @@ def test_the_tries_and_the_rest_are_run_as_decided() -> None:
         return decode(real, part, options, eos_id=EOS_ID, spec=SPEC)
 
     options = options_of("auto", 4, token_cost=0.5)
-    result = decode_auto(work, lambda: STEEP, requests, options, SPEC)
+    known: dict[tuple[int, float], Drafts] = {}
+    result = decode_auto(work, lambda answer: STEEP, requests, options, SPEC, known)
     assert calls[:2] == [
-        (2, "speculative", 8, STEEP.token_cost),
-        (2, "speculative", 4, STEEP.token_cost),
+        (2, "speculative", 8, 0.5),
+        (2, "speculative", 4, 0.5),
     ]  # a quarter of 8 is below the least length
     assert calls[2] == (16, "autoregressive", None, 0.5)
     assert result.decode_seconds > 0
+    assert sorted(known) == [(4, 0.0), (8, 0.0)]
+    del calls[:]
+    decode_auto(
+        work, lambda answer: STEEP, requests, options, SPEC, known
+    )  # what is known is not tried again
+    assert [count for count, *_ in calls] == [20]
 
 
 @pytest.mark.parametrize("spec", [None, BlockDiffusionSpec(8, MASK_ID, "block")])

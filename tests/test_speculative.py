@@ -15,7 +15,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from recbole_dgr2.decode import Completion, Request, decode, engine
-from recbole_dgr2.decode.speculative import worth_verifying
+from recbole_dgr2.decode.speculative import Speculative, _Row, expected_to_stand, worth_verifying
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from tests.decoding import options_of, requests_of, run
 from tests.tiny import ARCHITECTURES, EOS_ID, MASK_ID, VOCAB, tiny_model
@@ -217,3 +217,30 @@ def test_worth_verifying_maximises_the_rate() -> None:
         gains = 1 + np.cumsum(np.cumprod(np.concatenate(([1.0], sure)))) - 1
         rates = gains / (1 / cost + 8 + np.arange(1, len(gains) + 1))
         assert rates[worth_verifying(sure.tolist(), cost, 8) - 1] == pytest.approx(rates.max())
+
+
+def test_drafts_behind_a_fallen_one_are_refreshed_and_dropped_when_the_next_falls_at_once() -> None:
+    policy = Speculative(options_of("speculative"), EOS_ID, MASK_ID, 6)
+    row = _Row(7, tokens=[20], drafts=[21, 22, 23, 24, 25], sure=[0.9] * 5, verified=3)
+    assert policy._advance(row, [21, 99, 50], [0.0] * 3, [0.8, 0.7, 0.6]) == 2
+    assert row.tokens == [20, 21, 99]
+    assert (row.drafts, row.sure) == (
+        [50, 24, 25],
+        [0.6, 0.9, 0.9],
+    )  # 23 gives way to the causal choice there
+    assert row.doubtful
+    row.verified = 2
+    assert policy._advance(row, [77, 78], [0.0] * 2, [0.9] * 2) == 1
+    assert row.tokens == [20, 21, 99, 77]
+    assert row.drafts == row.sure == []
+    assert (row.checked, row.accepted, row.queries) == ([2, 1], [1, 0], [3, 2])
+
+
+def test_no_canvas_while_enough_drafts_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = draft_model(monkeypatch, 4, list(range(20, 80)), {})
+    options = options_of("speculative", block_size=8, max_new_tokens=40, token_cost=1.0)
+    (got,) = run(requests_of([4]), options).completions
+    assert got.token_ids == tuple(range(20, 60))
+    assert min(widths[2:]) >= 1
+    assert expected_to_stand([]) == 0.0
+    assert expected_to_stand([0.5, 0.5, 1.0]) == 1.0

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,10 +26,14 @@ QUERIES = (1, 8, 16, 32)
 PROBES = 2  # requests decoded with each draft length
 LEAST_DRAFT = 4  # a shorter draft length is not tried
 SECONDS = 1.0  # time given to the measurement of one batch size
-ROUNDS = (3, 40)  # least and most passes timed for each number of query tokens
+ROUNDS = (2, 20)  # least and most turns, in each of which every number of query tokens has its burst
+BURST = 4  # passes of one kind in a row, the first of them untimed: it finds the processor's caches full of another's
+
+MARGIN = 1.1  # what drafts must gain over autoregressive decoding to be chosen: few requests tell little
 
 Decoder = Callable[[Sequence[Request], DecodeOptions], DecodeResult]
 _MEASURED: dict[tuple[object, ...], PassCosts] = {}
+_TRIED: WeakKeyDictionary[torch.nn.Module, dict[tuple[int, float], Drafts]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,15 @@ class PassCosts:
 
 @dataclass(frozen=True)
 class Drafts:
-    """What drafts of one length gave on a few requests: tokens a pass, and query tokens of each pass."""
+    """What drafts of one length gave on a few requests.
+
+    tokens_per_pass; queries: query tokens of each pass of a row; answer: mean tokens of an answer.
+    """
 
     length: int
     tokens_per_pass: float
     queries: tuple[int, ...]
+    answer: float
 
     def shared_queries(self, batch: int) -> float:
         """Expected query tokens of a forward that `batch` rows share: the largest of so many rows."""
@@ -79,12 +88,12 @@ class Decision:
 
 
 def decide(costs: PassCosts, drafts: Sequence[Drafts]) -> Decision:
-    """The way with the least expected time a token; of equal ones autoregressive decoding, then the first."""
+    """The way with the least expected time a token; autoregressive decoding unless drafts gain MARGIN."""
     alone = costs.of(1)
     times = [costs.of(one.shared_queries(costs.batch)) / one.tokens_per_pass for one in drafts]
     measured = ", ".join(f"c({q}) {1e3 * costs.of(q):.2f}" for q in costs.queries)
     given = f"batch {costs.batch}, ms a pass: {measured}"
-    if not drafts or min(times) >= alone:
+    if not drafts or MARGIN * min(times) > alone:
         best = f"drafts give {1e3 * min(times):.2f}" if drafts else "drafts were not tried"
         return Decision(
             "autoregressive", None, f"autoregressive: {1e3 * alone:.2f} ms a token, {best} ({given})"
@@ -100,15 +109,18 @@ def decide(costs: PassCosts, drafts: Sequence[Drafts]) -> Decision:
 
 def decode_auto(
     run: Decoder,
-    measure: Callable[[], PassCosts],
+    measure: Callable[[float], PassCosts],
     requests: Sequence[Request],
     options: DecodeOptions,
     spec: BlockDiffusionSpec | None,
+    known: dict[tuple[int, float], Drafts],
 ) -> DecodeResult:
     """Measure, try, decide, and decode the rest.
 
-    run: decodes requests in a fixed mode. measure: gives the pass costs. The time of the measurement counts as
-    decoding time (it is taken once a process); so does that of the tries, whose answers are kept.
+    run: decodes requests in a fixed mode. measure: gives the pass costs for answers of so many tokens. known: what
+    drafts of a length gave at a temperature with this model, so that later calls try nothing; it is added to. The time
+    of the measurement counts as decoding time (it is taken once a process); so does that of the tries, whose answers
+    are kept.
     """
     if not requests:
         return DecodeResult((), 0.0, 0.0)
@@ -116,16 +128,23 @@ def decode_auto(
     if spec is None or spec.context != "causal":
         why = "the model is not converted" if spec is None else "context 'block' has no exact drafts"
         return replace(run(requests, plain), reason=f"autoregressive: {why}")
+    tried = replace(options, mode="speculative")
+    lengths = _lengths(options.block_size or spec.block_size)
+    parts, at = [], 0
+    for length in lengths:
+        enough = len(requests) - at >= 2 * PROBES  # at most about half of the requests are spent on tries
+        if (length, options.temperature) not in known and enough:
+            parts.append(run(requests[at : at + PROBES], replace(tried, block_size=length)))
+            at += PROBES
+            known[length, options.temperature] = _drafts(length, parts[-1])
+    found = [
+        known[length, options.temperature] for length in lengths if (length, options.temperature) in known
+    ]
     begin = time.perf_counter()
-    costs = measure()
+    costs = measure(statistics.fmean(drafts.answer for drafts in found) if found else options.max_new_tokens)
     spent = time.perf_counter() - begin
-    tried = replace(options, mode="speculative", token_cost=costs.token_cost)
-    parts, drafts, at = [], [], 0
-    for length in _lengths(options.block_size or spec.block_size, len(requests)):
-        parts.append(run(requests[at : at + PROBES], replace(tried, block_size=length)))
-        at += PROBES
-        drafts.append(_drafts(length, parts[-1]))
-    decision = decide(costs, [one for one in drafts if one.tokens_per_pass > 0])
+    tried = replace(tried, token_cost=costs.token_cost)
+    decision = decide(costs, [drafts for drafts in found if drafts.tokens_per_pass > 0])
     chosen = plain if decision.block_size is None else replace(tried, block_size=decision.block_size)
     parts.append(run(requests[at:], chosen))
     return DecodeResult(
@@ -136,16 +155,20 @@ def decode_auto(
     )
 
 
-def _lengths(longest: int, requests: int) -> list[int]:
-    """Draft lengths to try: the longest and halves of it, at most half of the requests being spent on them."""
-    lengths = [longest, longest // 2, longest // 4]
-    return [length for length in lengths if length >= LEAST_DRAFT][: requests // (2 * PROBES)]
+def _lengths(longest: int) -> list[int]:
+    """Draft lengths to try: the longest and halves of it."""
+    return [length for length in (longest, longest // 2, longest // 4) if length >= LEAST_DRAFT]
+
+
+def known_drafts(model: torch.nn.Module) -> dict[tuple[int, float], Drafts]:
+    """What drafts of this model have given so far, by length and temperature; for the life of the model."""
+    return _TRIED.setdefault(model, {})
 
 
 def _drafts(length: int, result: DecodeResult) -> Drafts:
     speculations = [c.speculation for c in result.completions if c.speculation is not None]
     queries = tuple(q for one in speculations for q in one.queries)
-    return Drafts(length, result.tokens_per_forward, queries)
+    return Drafts(length, result.tokens_per_forward, queries, result.tokens / len(result.completions))
 
 
 def measure_pass_costs(model: torch.nn.Module, batch: int, context: int) -> PassCosts:
@@ -173,9 +196,9 @@ def _measure(model: torch.nn.Module, batch: int, context: int) -> PassCosts:
     begin = time.perf_counter()
     for turn in range(ROUNDS[1] + 1):
         for q in QUERIES:
-            passed = _time_pass(model, cache, offsets, q)
-            if turn:  # the first round warms up
-                times[q].append(passed)
+            burst = [_time_pass(model, cache, offsets, q) for _ in range(BURST)]
+            if turn:  # the first turn warms up
+                times[q] += burst[1:]
         if turn >= ROUNDS[0] and time.perf_counter() - begin > SECONDS:
             break
     medians = [statistics.median(times[q]) for q in QUERIES]

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from recbole_dgr2.decode.auto import PassCosts, decode_auto, measure_pass_costs
+from recbole_dgr2.decode.auto import PassCosts, decode_auto, known_drafts, measure_pass_costs
 from recbole_dgr2.decode.cache import SlotCache
 from recbole_dgr2.decode.modes import check_requests, policy_of
 from recbole_dgr2.decode.policy import Policy
@@ -49,7 +50,8 @@ def decode(
     check_requests(model, requests, options, spec)
     if options.mode == "auto":
         part = _Part(model, eos_id, spec, progress)
-        return decode_auto(part, lambda: _measure(model, requests, options), requests, options, spec)
+        costs = partial(_measure, model, requests, options)
+        return decode_auto(part, costs, requests, options, spec, known_drafts(model))
     policy = policy_of(options, eos_id, spec)
     if not requests:
         return DecodeResult((), 0.0, 0.0)
@@ -74,11 +76,13 @@ class _Part:
         return decode(self.model, requests, options, eos_id=self.eos_id, spec=self.spec, progress=counted)
 
 
-def _measure(model: torch.nn.Module, requests: Sequence[Request], options: DecodeOptions) -> PassCosts:
-    longest = max(len(request.prompt_ids) for request in requests)
+def _measure(
+    model: torch.nn.Module, requests: Sequence[Request], options: DecodeOptions, answer: float
+) -> PassCosts:
+    """Pass costs half-way through answers of `answer` tokens, in the batch that these requests make."""
+    prompt = sum(len(request.prompt_ids) for request in requests) / len(requests)
     with _evaluating(model):
-        batch = min(options.batch_size, len(requests))
-        return measure_pass_costs(model, batch, longest + options.max_new_tokens // 2)
+        return measure_pass_costs(model, min(options.batch_size, len(requests)), round(prompt + answer / 2))
 
 
 @contextmanager

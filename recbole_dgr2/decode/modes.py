@@ -22,7 +22,7 @@ def policy_of(options: DecodeOptions, eos_id: int, spec: BlockDiffusionSpec | No
         raise ValueError(
             f"mode {options.mode!r} needs a model converted to block diffusion: run the conversion stage first"
         )
-    block_size = options.block_size or default_length(options.mode, spec)
+    block_size = options.block_size or spec.block_size
     if block_size > spec.block_size:
         raise ValueError(
             f"block_size {block_size} is above the trained block size, at most {spec.block_size}"
@@ -35,14 +35,6 @@ def policy_of(options: DecodeOptions, eos_id: int, spec: BlockDiffusionSpec | No
             "may begin anywhere"
         )
     return Speculative(options, eos_id, spec.mask_id, block_size)
-
-
-def default_length(mode: str, spec: BlockDiffusionSpec) -> int:
-    """Block length of a mode where none is given: the trained one; three quarters of it for drafts.
-
-    A canvas is drafted from wherever the last one was cut, and what lies at its far end is rarely reached.
-    """
-    return max(3 * spec.block_size // 4, 1) if mode == "speculative" else spec.block_size
 
 
 def check_requests(

@@ -4,15 +4,16 @@ A forward of a row holds two parts, [verified | canvas]. The first, causal, is t
 after it: its logits are those of autoregressive decoding, so drafts stand as long as they are the tokens chosen there,
 and the token chosen after them comes on top. Keys of what stands are kept. The second, the canvas, is the last draft
 under verification and masks; bidirectional, it drafts the next block while this one is still being verified. A pass
-that only drafts is needed once, at the start of a row; its canvas begins with the newest token itself.
+that only drafts is needed at the start of a row; its canvas begins with the newest token itself.
 
 What a pass has found out is never thrown away:
-- when a draft falls, those behind it are verified next all the same, for in worded text most of them survive;
+- when a draft falls, those behind it are verified next all the same, for in worded text most of them survive; when the
+  first of them falls at once, the text has moved under them (a longer word, say) and they are dropped;
 - they are first replaced by what the causal stream chose behind them in the same pass (Jacobi decoding, arXiv
   2305.10427), which knows more than the canvas did;
 - a draft of confidence >= tau beyond those under verification is shown to the next canvas instead of a mask, so that
   drafting is denoising in several passes, at no cost in passes;
-- while half a block of drafts is left, no canvas is fed at all.
+- while enough of the drafts behind those under verification are expected to stand, no canvas is fed at all.
 
 How many drafts a pass verifies follows from their confidences: one more as long as its chance to stand is worth its
 share of the pass. Relatives: TiDAR (arXiv 2511.08923, drafting and verification in one pass), S2D2 (verification by
@@ -35,12 +36,15 @@ import torch
 from recbole_dgr2.decode.policy import Choice, Plan, Policy
 from recbole_dgr2.decode.types import Completion, DecodeOptions, DecodingTrace, Speculation
 
+ENOUGH = 0.2  # no canvas is fed while this share of a block is expected to stand among the drafts behind
+
 
 @dataclass
 class _Row:
     """One request. tokens: so far, the last of them not yet in the cache. drafts: guesses of those that follow.
 
-    sure: confidence of each draft. verified, canvas: tokens of both parts in the pass that runs.
+    sure: confidence of each draft. doubtful: the draft before them fell. verified, canvas: tokens of both parts in the
+    pass that runs.
     """
 
     key: int
@@ -53,6 +57,7 @@ class _Row:
     checked: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     queries: list[int] = field(default_factory=list)
+    doubtful: bool = False
     verified: int = 0
     canvas: int = 0
 
@@ -129,7 +134,7 @@ class Speculative(Policy):
             most = row.drafts.index(self.eos_id) + 1
         row.verified = worth_verifying(row.sure[: most - 1], self.options.token_cost, self._length)
         ends = row.verified == room or row.drafts[row.verified - 1] == self.eos_id
-        enough = 2 * (len(row.drafts) - row.verified) >= self._length
+        enough = expected_to_stand(row.sure[row.verified :]) >= ENOUGH * self._length
         row.canvas = 0 if ends or enough else self._length
 
     def update(self, logits: torch.Tensor) -> np.ndarray:
@@ -167,6 +172,9 @@ class Speculative(Policy):
             count = tokens.index(self.eos_id) + 1
         self._append(row, tokens[:count], log_probs[:count], confidences[:count])
         row.drafts, row.sure = row.drafts[count:], row.sure[count:]
+        if row.doubtful and checked and not stand:
+            row.drafts, row.sure = [], []
+        row.doubtful = stand < checked
         return count
 
     def done(self, row: int) -> bool:
@@ -199,6 +207,15 @@ class Speculative(Policy):
 
 def _parts(choice: Choice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return choice.tokens, choice.log_probs, choice.confidences
+
+
+def expected_to_stand(sure: Sequence[float]) -> float:
+    """Expected number of drafts that stand, from their confidences: p1 + p1 p2 + ..."""
+    total, reach = 0.0, 1.0
+    for chance in sure:
+        reach *= chance
+        total += reach
+    return total
 
 
 def worth_verifying(sure: Sequence[float], token_cost: float, canvas: int) -> int:

@@ -33,8 +33,8 @@ class DecodeOptions:
     batch_size: rows that share a forward pass.
     tau: confidence threshold in (0, 1]: in mode "block" a masked slot is committed when its top probability reaches it,
         in mode "speculative" such a draft is shown to the next one.
-    block_size: block length at decoding, at most the trained one. None takes the trained one, for drafts three
-        quarters of it.
+    block_size: block length at decoding (of drafts in mode "speculative"), at most the trained one; None takes the
+        trained one.
     temperature: 0 takes the most likely token (confidence at temperature 1); above 0 samples at that temperature.
     seed: of the random numbers; a sample depends on (seed, request key, position, step) only.
     rule, rule_value: which slots of a block a pass commits (`decode.commit`). "threshold": see tau, no value; "static":

@@ -92,7 +92,7 @@ def speed_cells(entries: Sequence[Mapping[str, Any]], setting: str) -> list[list
 
 def cost_cells(costs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Table of pass costs: milliseconds of a pass over q tokens a row, and the ratio to one token."""
-    queries = costs[0]["queries"]
+    queries = costs[0]["queries"] if costs else [1]
     cells = [["batch", *(f"c({q}) ms" for q in queries), *(f"c({q})/c(1)" for q in queries[1:])]]
     for cost in costs:
         times = cost["seconds"]
@@ -103,7 +103,7 @@ def cost_cells(costs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def implied_cells(inputs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Table of the speed-ups that the same passes would give after prompts of other lengths."""
-    names = list(inputs[0]["speedup"])
+    names = list(inputs[0]["speedup"]) if inputs else []
     rows = [[str(one["input"]), *(f"{one['speedup'][name]:.2f}x" for name in names)] for one in inputs]
     return [["input tokens", *names], *rows]
 
