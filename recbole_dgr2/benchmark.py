@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ from recbole_dgr2.preparation import Data, Host, Lists, list_source, load_data, 
 from recbole_dgr2.report.benchmark_page import benchmark_page
 from recbole_dgr2.report.floors import floor_of
 from recbole_dgr2.retrieval import RetrieverStore
-from recbole_dgr2.run import Run, library_versions
+from recbole_dgr2.run import Run, hardware, library_versions
 from recbole_dgr2.schema import read_yaml
 from recbole_dgr2.utils import recbole_metrics
 
@@ -81,16 +79,6 @@ def hyper_parameters(dataset: str) -> dict[str, dict[str, Any]]:
     """Hyper-parameters by retriever from properties/benchmark/<dataset>.yaml; empty without such a file."""
     path = properties_dir() / "benchmark" / f"{dataset}.yaml"
     return read_yaml(path) if path.is_file() else {}
-
-
-def hardware() -> str:
-    """Processor and cores in words."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch thread(s)"
 
 
 def measure_retriever(measurement: Measurement, retriever: str) -> dict[str, Any]:

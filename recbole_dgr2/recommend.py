@@ -22,6 +22,7 @@ from recbole_dgr2.data.evidence import fit_evidence
 from recbole_dgr2.data.parts import final_part
 from recbole_dgr2.data.prompt import PromptBuilder, load_template
 from recbole_dgr2.data.ranking import Ranking, identity_ranking
+from recbole_dgr2.data.reasoner import Reasoner
 from recbole_dgr2.data.sequences import Rows
 from recbole_dgr2.data.tasks import TaskBuilder
 from recbole_dgr2.model.backbone import hide_progress_bars
@@ -123,21 +124,29 @@ class OpenRun:
         if system == "retriever" or not len(candidates):
             return [identity_ranking(candidates.n)] * len(candidates)
         histories = candidates.rows.histories(self.data.sequences)
-        file = LOGIT_FILE if system == "conditional_logit" else GROUNDING_FILE
-        scale, reasoner = read_grounding(self.folder / file)
-        evidence = fit_evidence(
-            final_part(self.data.sequences).sequences(self.data.sequences), self.data.item_text
-        )
-        tasks = TaskBuilder(evidence, scale, self.config["history_length"])
-        if system == "conditional_logit":
-            values = reasoner.utilities(tasks.levels(candidates, histories))
-            orders = np.argsort(-np.where(candidates.ids == 0, -np.inf, values), axis=1, kind="stable")
-            return [Ranking(tuple(order), True, ()) for order in orders.tolist()]
-        return self._language_model(system, tasks).rerank(candidates, histories)
+        if system != "conditional_logit":
+            return self.language_model(system).rerank(candidates, histories)
+        tasks, reasoner = self._grounded(LOGIT_FILE)
+        values = reasoner.utilities(tasks.levels(candidates, histories))
+        orders = np.argsort(-np.where(candidates.ids == 0, -np.inf, values), axis=1, kind="stable")
+        return [Ranking(tuple(order), True, ()) for order in orders.tolist()]
 
-    def _language_model(self, stage: str, tasks: TaskBuilder) -> LanguageModelReranker:
+    def _grounded(self, file: str) -> tuple[TaskBuilder, Reasoner]:
+        """What turns lists into tasks, grounded in the final statistics, and the reasoner kept in `file`."""
+        scale, reasoner = read_grounding(self.folder / file)
+        final = final_part(self.data.sequences).sequences(self.data.sequences)
+        evidence = fit_evidence(final, self.data.item_text)
+        return TaskBuilder(evidence, scale, self.config["history_length"]), reasoner
+
+    def language_model(self, stage: str) -> LanguageModelReranker:
+        """The model of a finished stage, ready to re-rank.
+
+        Raises:
+            FileNotFoundError, ValueError: no such stage in this run, or one of other data.
+        """
         config, folder = self.config, self.folder / stage
         hide_progress_bars()
+        tasks, _ = self._grounded(GROUNDING_FILE)
         backbone, info = load_stage(folder)
         require_same_data(info, folder, data_info(config, self.data, tasks.fact_names))
         template = load_template(prompt_file(config["prompt"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import platform
 import re
 import shutil
@@ -91,9 +92,19 @@ class Run:
         logger.info("%s: %.1f s", name, self.seconds[name])
 
 
+def hardware() -> str:
+    """Processor and cores in words."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} torch thread(s)"
+
+
 def library_versions() -> dict[str, str]:
     """Versions of Python, the machine's platform and the libraries that decide a result."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     for name in LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -1,63 +1,66 @@
-"""Prompts in a file, for decoding without the data set they come from: one JSON object a line.
-
-    {"key": 17, "prompt_ids": [5, 9, 80], "candidates": 10, "target": 3}
-
-`candidates` (length of the list to rank) and `target` (0-based slot of the right one in the retriever's order, null
-where it is no candidate) may be left out or null; there is no accuracy then.
-"""
+"""What decoders are measured on: the test lists of a finished run, as prompts, with the slots of their targets."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from recbole_dgr2.cache import write_text
+import numpy as np
+
 from recbole_dgr2.decode import Request
+from recbole_dgr2.preparation import draw_lists, make_lists, tasks_of
+from recbole_dgr2.recommend import OpenRun
+from recbole_dgr2.reranker import LanguageModelReranker
 
 
 @dataclass(frozen=True)
 class Work:
-    """Requests, with the length of each list and the slot of its target where they are known."""
+    """Requests, with the length of each list and the slot of its target (None: no candidate)."""
 
-    requests: list[Request]
-    candidates: list[int | None]
-    targets: list[int | None]
+    requests: Sequence[Request]
+    candidates: Sequence[int]
+    targets: Sequence[int | None]
 
     def first(self, count: int) -> Work:
         """The first `count` requests."""
         return Work(self.requests[:count], self.candidates[:count], self.targets[:count])
 
 
-def read_prompts(path: Path) -> Work:
-    """The prompts file; see the top of this module for its format.
+@dataclass(frozen=True)
+class Lists:
+    """Two samples of a run's test lists, both in random order: of all users, and of hits."""
+
+    users: Work
+    hits: Work
+
+    def first(self, count: int) -> Lists:
+        """The first `count` of either."""
+        return Lists(self.users.first(count), self.hits.first(count))
+
+
+def work_of(run: OpenRun, reranker: LanguageModelReranker, users: int, seed: int) -> Lists:
+    """At most `users` test lists of all users, and at most as many hits, drawn by seed.
 
     Raises:
-        ValueError: a line that is not as described; the file and the line are named.
+        ValueError: no user of the run has a test list with candidates.
     """
-    work = Work([], [], [])
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-            ids = tuple(int(token) for token in entry["prompt_ids"])
-            work.requests.append(Request(int(entry["key"]), ids))
-            work.candidates.append(entry.get("candidates"))
-            work.targets.append(entry.get("target"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            example = '{"key": 17, "prompt_ids": [5, 9, 80]}'
-            raise ValueError(
-                f"{path}, line {number}: expected an object like {example} ({error!r})"
-            ) from error
-    if not work.requests:
-        raise ValueError(f"{path}: no prompts in it, expected one JSON object a line")
-    return work
-
-
-def write_prompts(path: Path, work: Work) -> None:
-    """Write the file that `read_prompts` reads."""
-    rows = zip(work.requests, work.candidates, work.targets, strict=True)
-    entries = (
-        {"key": request.key, "prompt_ids": request.prompt_ids, "candidates": candidates, "target": target}
-        for request, candidates, target in rows
-    )
-    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    n = run.config["n_candidates"]
+    lists = make_lists(run.data, run.source, "test", n)
+    drawn = draw_lists(lists, users, seed)
+    if not len(drawn):
+        raise ValueError(f"{run.folder}: no user has a test list, so there is nothing to measure on")
+    random = np.random.default_rng(seed)
+    hits = np.flatnonzero(lists.slots < n)
+    chosen = [random.permutation(drawn), random.permutation(hits)[:users]]
+    works = []
+    for rows in chosen:
+        tasks = tasks_of(reranker.tasks, lists, rows)
+        slots = lists.slots[rows].tolist()
+        works.append(
+            Work(
+                reranker.requests(tasks),
+                [len(task.candidates) for task in tasks],
+                [slot if slot < n else None for slot in slots],
+            )
+        )
+    return Lists(*works)

@@ -8,60 +8,61 @@ from pathlib import Path
 import pytest
 
 from recbole_dgr2 import speed
+from recbole_dgr2.bench import Contender, contender
 from recbole_dgr2.data.ranking import Ranking
-from recbole_dgr2.decode import Request, auto
+from recbole_dgr2.decode import auto
 from recbole_dgr2.decode.outside import generate
-from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from recbole_dgr2.model.checkpoint import StageInfo, save_stage
 from recbole_dgr2.report.speed import (
     cost_cells,
     curves_of,
     implied_cells,
+    losses,
     points_of,
     quality_entry,
     speed_cells,
 )
-from recbole_dgr2.work import Work, read_prompts, write_prompts
 from tests.decoding import options_of, requests_of, run
-from tests.tiny import EOS_ID, MASK_ID, tiny_backbone, tiny_model
-
-
-def test_prompts_are_read_as_written(tmp_path: Path) -> None:
-    work = Work([Request(3, (5, 6)), Request(9, (7,))], [10, None], [2, None])
-    write_prompts(tmp_path / "prompts.jsonl", work)
-    assert read_prompts(tmp_path / "prompts.jsonl") == work
-    (tmp_path / "bare.jsonl").write_text('{"key": 1, "prompt_ids": [4]}\n')
-    assert read_prompts(tmp_path / "bare.jsonl") == Work([Request(1, (4,))], [None], [None])
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2: expected an object like"),
-        ('{"key": 1}', "line 2: .*prompt_ids"),
-        ("[1]", "line 2"),
-        ('{"key": 1, "prompt_ids": ["a"]}', "line 2"),
-    ],
-)
-def test_a_bad_prompts_file_is_a_one_line_error(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"key": 1, "prompt_ids": [4]}\n' + line + "\n")
-    with pytest.raises(ValueError, match=message) as error:
-        read_prompts(path)
-    assert "\n" not in str(error.value)
-    path.write_text("")
-    with pytest.raises(ValueError, match="no prompts in it"):
-        read_prompts(path)
+from tests.tiny import EOS_ID, MASK_ID, tiny_model
+from tests.toy_run import Finished
 
 
 def test_quality_by_hand() -> None:
     outputs, wanted = [(1, 2, 3), (4, 5)], [(1, 2, 3), (4, 6)]
-    rankings = [Ranking((1, 0, 2), True, ()), Ranking((0, 1, 2), False, ("omission",))]
-    entry = quality_entry(outputs, wanted, rankings, [1, None], seed=0)
+    own = [Ranking((1, 0, 2), True, ()), Ranking((0, 1, 2), False, ("omission",))]
+    base = [Ranking((0, 1, 2), True, ()), Ranking((0, 1, 2), True, ())]
+    entry = quality_entry(outputs, wanted, (own, base), [1, None], seed=0)
     assert (entry["equal_to_ar"], entry["valid_rate"], entry["hits"]) == (0.5, 0.5, 1)
+    assert entry["failures"]["omission"] == 1
     assert entry["metrics"]["recall@1"] == 1.0
-    assert "valid_rate" not in quality_entry(outputs, wanted, [], [None, None], seed=0)
-    assert "metrics" not in quality_entry(outputs, wanted, rankings, [None, None], seed=0)
+    assert entry["difference"]["recall@1"]["mean"] == 1.0
+    assert "metrics" not in quality_entry(outputs, wanted, (own, base), [None, None], seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "options"),
+    [
+        ("autoregressive", "autoregressive", {}),
+        ("block 0.9", "block", {"tau": 0.9}),
+        ("block 0.9/16", "block", {"tau": 0.9, "block_size": 16}),
+        ("block factor=1", "block", {"rule": "factor", "rule_value": 1.0}),
+        ("speculative 16", "speculative", {"block_size": 16}),
+        ("synchronised 0.9", "synchronised", {"tau": 0.9}),
+    ],
+)
+def test_a_name_says_how_to_decode(name: str, mode: str, options: dict[str, object]) -> None:
+    assert contender(name) == Contender(name, mode, options)
+
+
+@pytest.mark.parametrize("name", ["block x", "speculative 0.5", "block 0.9/x", "block factor=x"])
+def test_a_name_that_says_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"decoder '{name}': expected e.g. 'block 0.9'"):
+        contender(name)
+
+
+def test_where_it_does_not_pay() -> None:
+    slow = {"decoder": "speculative", "batch": 64, "speedup": 0.5}
+    entries = [slow, {**slow, "speedup": 1.5}, {**slow, "decoder": "generate"}]
+    assert losses(entries, "batch") == ["- speculative at batch 64: 0.50x"]
 
 
 def test_cells_points_and_curves() -> None:
@@ -99,48 +100,63 @@ def test_generate_is_the_same_decoder() -> None:
     assert got.prefill_seconds > 0
 
 
-def test_command_writes_tables_plots_and_traces(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "SECONDS", 0.0)
-    backbone = tiny_backbone()
-    info = StageInfo("conversion", None, BlockDiffusionSpec(8, backbone.model.config.vocab_size - 1))
-    save_stage(tmp_path / "stage", backbone, info)
-    work = Work(requests_of([9, 12, 9, 10]), [10] * 4, [0, None, 2, 3])
-    write_prompts(tmp_path / "prompts.jsonl", work)
-    words = [f"--stage={tmp_path / 'stage'}", f"--prompts={tmp_path / 'prompts.jsonl'}"]
-    words += [
-        f"--output={tmp_path / 'out'}",
-        "--requests=3",
-        "--rounds=1",
-        "--max_new_tokens=12",
-        "--threads=1",
-    ]
-    sweep = ["--taus=0.5,0.9", "--blocks=4,8", "--batches=1,2", "--outputs=4,8", "--inputs=16,32"]
-    assert speed.main([*words, *sweep]) == 0
+
+
+SWEEP = [
+    *("--requests=3", "--rounds=1", "--users=5", "--threads=1", "--taus=0.5,0.9", "--rules=block factor=1"),
+    *("--blocks=4,8", "--batches=1,2", "--outputs=4,8", "--inputs=16,32"),
+]
+
+
+@pytest.mark.usefixtures("quick")
+def test_command_writes_tables_plots_and_traces(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"--run_dir={finished.folder}", f"--output={tmp_path / 'out'}"]
+    assert speed.main([*words, *SWEEP]) == 0
     result = json.loads((tmp_path / "out" / "speed.json").read_text())
     modes = {entry["decoder"]: entry for entry in result["tables"]["modes"]}
-    assert set(modes) >= {"autoregressive", "generate", "block 0.5", "block 0.9/4", "speculative 4", "auto"}
+    assert set(modes) >= {
+        "autoregressive",
+        "generate",
+        "block 0.5",
+        "block factor=1",
+        "speculative 4",
+        "auto",
+    }
     for name in ("generate", "speculative", "speculative 4", "auto"):
         assert modes[name]["equal_to_ar"] == 1.0
     assert modes["autoregressive"]["speedup"] == 1.0
     assert "recall@1" in modes["speculative"]["metrics"]
+    assert {entry["batch"] for entry in result["tables"]["batch"]} == {1, 2}
+    quality = {entry["decoder"]: entry for entry in result["quality"]}
+    assert quality["speculative"]["equal_to_ar"] == 1.0 and quality["speculative"]["users"] == 5
+    assert quality["speculative"]["difference"]["recall@1"]["mean"] == 0.0
     assert [one["input"] for one in result["inputs"]] == [16, 32]
     page = (tmp_path / "out" / "speed.md").read_text()
     assert page in capsys.readouterr().out
-    assert "## modes" in page and "## pass costs" in page
-    for name in ("frontier.png", "speedup_batch.png", "speedup_output.png", "trace.html"):
+    assert "## Batch 1" in page and "## Cost of a pass" in page and result["command"] in page
+    for name in ("speed_frontier.png", "speed_batch.png", "speed_output.png", "speed_trace.html"):
         assert (tmp_path / "out" / name).stat().st_size > 1000
 
 
-def test_a_bad_folder_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "prompts.jsonl").write_text('{"key": 1, "prompt_ids": [4]}\n')
-    words = [
-        f"--stage={tmp_path / 'none'}",
-        f"--prompts={tmp_path / 'prompts.jsonl'}",
-        f"--output={tmp_path}",
-    ]
-    assert speed.main(words) == 2
+@pytest.mark.parametrize(
+    ("folder", "stage", "message"),
+    [("none", "conversion", "no run.json"), ("run", "ar_teacher", "is autoregressive"), ("run", "x", "x")],
+)
+def test_a_bad_run_or_stage_is_a_one_line_error(
+    finished: Finished,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    folder: str,
+    stage: str,
+    message: str,
+) -> None:
+    path = finished.folder if folder == "run" else tmp_path / folder
+    assert speed.main([f"--run_dir={path}", f"--stage={stage}", f"--output={tmp_path / 'out'}"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "out").exists()

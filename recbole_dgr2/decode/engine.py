@@ -52,7 +52,17 @@ def decode(
         part = _Part(model, eos_id, spec, progress)
         costs = partial(_measure, model, requests, options)
         return decode_auto(part, costs, requests, options, spec, known_drafts(model))
-    policy = policy_of(options, eos_id, spec)
+    return run_policy(model, requests, options, policy_of(options, eos_id, spec), progress)
+
+
+def run_policy(
+    model: torch.nn.Module,
+    requests: Sequence[Request],
+    options: DecodeOptions,
+    policy: Policy,
+    progress: Callable[[int], None] | None = None,
+) -> DecodeResult:
+    """Complete every request by a policy made for it; see `decode`, which makes one of the options."""
     if not requests:
         return DecodeResult((), 0.0, 0.0)
     with torch.inference_mode(), _evaluating(model):

@@ -11,8 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.report.evaluation import RankingLike, count_validity, hit_view, rank_after, repetition
+from recbole_dgr2.report.evaluation import (
+    RankingLike,
+    count_validity,
+    hit_view,
+    per_user_metrics,
+    rank_after,
+    repetition,
+)
 from recbole_dgr2.report.plots import Curve, Point
+from recbole_dgr2.report.significance import paired_test
 from recbole_dgr2.report.throughput import Throughput
 
 QUALITY = ("recall@1", "recall@3", "ndcg@3")
@@ -38,7 +46,7 @@ def speed_entry(speed: Throughput[Any]) -> dict[str, Any]:
 def quality_entry(
     outputs: Sequence[tuple[int, ...]],
     wanted: Sequence[tuple[int, ...]],
-    rankings: Sequence[RankingLike],
+    rankings: tuple[Sequence[RankingLike], Sequence[RankingLike]],
     targets: Sequence[int | None],
     seed: int,
 ) -> dict[str, Any]:
@@ -46,23 +54,39 @@ def quality_entry(
 
     Args:
         outputs, wanted: token ids of this decoder and of autoregressive decoding.
-        rankings: parsed outputs; empty where there is no list to parse.
+        rankings: parsed outputs of both.
         targets: slot of each target in the retriever's order, None where it is no candidate.
         seed: of the intervals.
+
+    Returns:
+        Share of outputs equal to autoregressive ones, repetition, validity; over hits, where there are any, the means,
+        their 95 % intervals, and the paired difference to autoregressive decoding with its interval and p-value.
     """
     equal = np.mean([own == other for own, other in zip(outputs, wanted, strict=True)])
-    entry: dict[str, Any] = {"equal_to_ar": float(equal), "repetition": repetition(outputs)}
-    if not rankings:
+    validity = count_validity(rankings[0])
+    hits = [row for row, slot in enumerate(targets) if slot is not None]
+    entry: dict[str, Any] = {
+        "equal_to_ar": float(equal),
+        "repetition": repetition(outputs),
+        "valid_rate": validity.rate,
+        "valid_ci95": list(validity.interval),
+        "failures": dict(validity.failures),
+        "hits": len(hits),
+    }
+    if not hits:
         return entry
-    entry["valid_rate"] = count_validity(rankings).rate
-    hits = [(slot, one) for slot, one in zip(targets, rankings, strict=True) if slot is not None]
-    entry["hits"] = len(hits)
-    if hits:
-        n = max(len(one.order) for _, one in hits)
-        ranks = rank_after([slot for slot, _ in hits], [one.order for _, one in hits])
-        means, ends = hit_view(ranks, n, SAMPLES, seed)
-        entry["metrics"] = {name: means[name] for name in QUALITY if name in means}
-        entry["ci95"] = {name: list(ends[name]) for name in entry["metrics"]}
+    slots = [slot for slot in targets if slot is not None]
+    n = max(len(rankings[0][row].order) for row in hits)
+    own, base = (rank_after(slots, [one[row].order for row in hits]) for one in rankings)
+    means, ends = hit_view(own, n, SAMPLES, seed)
+    entry["metrics"] = {name: means[name] for name in QUALITY if name in means}
+    entry["ci95"] = {name: list(ends[name]) for name in entry["metrics"]}
+    values = [per_user_metrics(ranks, n) for ranks in (own, base)]
+    tests = {name: paired_test(values[0][name], values[1][name], SAMPLES, seed) for name in entry["metrics"]}
+    entry["difference"] = {
+        name: {"mean": test.difference, "ci95": list(test.ci95), "p": test.p_bootstrap}
+        for name, test in tests.items()
+    }
     return entry
 
 
@@ -88,6 +112,40 @@ def speed_cells(entries: Sequence[Mapping[str, Any]], setting: str) -> list[list
             ]
         )
     return cells
+
+
+def quality_cells(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Table of untimed quality: equality and validity over users, accuracy over hits with paired differences."""
+    cells = [
+        ["decoder", "users", "tok/pass", "= AR", "valid", "95%", "hits", *QUALITY, "recall@1 less AR", "p"]
+    ]
+    for entry in entries:
+        metrics, difference = entry.get("metrics", {}), entry.get("difference", {}).get("recall@1")
+        cells.append(
+            [
+                entry["decoder"],
+                str(entry["users"]),
+                f"{entry['tokens_per_pass']:.2f}",
+                *(_number(entry[key]) for key in ("equal_to_ar", "valid_rate")),
+                _span(entry["valid_ci95"]),
+                str(entry["hits"]),
+                *(_number(metrics.get(name)) for name in QUALITY),
+                _MISSING
+                if difference is None
+                else f"{difference['mean']:+.4f} ({_span(difference['ci95'])})",
+                _MISSING if difference is None else f"{difference['p']:.3f}",
+            ]
+        )
+    return cells
+
+
+def losses(entries: Sequence[Mapping[str, Any]], setting: str) -> list[str]:
+    """One line for each setting in which a decoder is slower than autoregressive decoding: where it does not pay."""
+    return [
+        f"- {entry['decoder']} at {setting} {entry[setting]}: {entry['speedup']:.2f}x"
+        for entry in entries
+        if entry["speedup"] < 1.0 and entry["decoder"] != "generate"
+    ]
 
 
 def cost_cells(costs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -139,6 +197,10 @@ def curves_of(entries: Sequence[Mapping[str, Any]], setting: str) -> list[Curve]
             )
         )
     return curves
+
+
+def _span(ends: Sequence[float]) -> str:
+    return f"{ends[0]:.3f} to {ends[1]:.3f}"
 
 
 def _number(value: float | None) -> str:
