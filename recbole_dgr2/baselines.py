@@ -28,14 +28,12 @@ PENALTIES = (0.5, 2.0, 5.0, 20.0, 100.0)
 MOST_TREES = 500
 PATIENCE = 40
 """Trees without a gain on validation lists before LambdaRank stops."""
-_TREES = {
+_TREES: dict[str, Any] = {
     "objective": "lambdarank",
     "metric": "ndcg",
     "eval_at": [3],
     "learning_rate": 0.05,
     "num_leaves": 15,
-}
-_TREES |= {
     "min_data_in_leaf": 50,
     "deterministic": True,
     "force_row_wise": True,
@@ -123,7 +121,7 @@ def fit_lambdarank(phases: Mapping[Phase, RankingData], seed: int) -> tuple[np.n
         valid_sets=sets[1:],
         callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)] if len(sets) > 1 else [],
     )
-    values = booster.predict(_features(test).reshape(-1, len(FACTS) + 1))
+    values = booster.predict(_features(test).reshape(-1, len(FACTS) + 1), num_threads=_TREES["num_threads"])
     return np.asarray(values).reshape(test.ids.shape), int(booster.best_iteration or PATIENCE)
 
 

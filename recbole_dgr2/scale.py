@@ -16,21 +16,30 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
+from recbole_dgr2.cache import write_text
 from recbole_dgr2.data.candidates import HeadOptions, build_candidates
 from recbole_dgr2.data.sequences import Sequences, leave_one_out_rows
+from recbole_dgr2.report.benchmark_page import markdown
+from recbole_dgr2.run import hardware, library_versions
 
 LENGTH = 8
 """Interactions a user."""
 HEAD = HeadOptions(n_candidates=10, kmax=10, mask_history=True)
 WARM_UP = 2000
 """Users of a first pass that is not measured."""
+EXPLAINED = (
+    "Synthetic catalogues; processor time on one thread; the retriever's own scoring is measured apart and not counted "
+    "in seconds. KiB/user: peak memory beyond that of the empty process."
+)
 
 
 @dataclass(frozen=True)
@@ -115,41 +124,71 @@ def growth_exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(np.maximum(values, 1e-9)), 1)[0])
 
 
-def report_lines(by_users: Sequence[Point], by_items: Sequence[Point]) -> list[str]:
+def table(by_users: Sequence[Point], by_items: Sequence[Point]) -> list[str]:
     """The points as a Markdown table, and the growth exponents of time and memory."""
     head = ("users", "items", "seconds", "scoring s", "us/user", "peak MiB", "KiB/user")
-    lines = [f"| {' | '.join(head)} |", "|" + " ---: |" * len(head)]
+    cells = [list(head)]
     for point in dict.fromkeys([*by_users, *by_items]):
         times = (f"{point.seconds:.2f}", f"{point.scoring_seconds:.2f}", f"{point.microseconds:.1f}")
-        cells = (f"{point.users:,}", f"{point.items:,}", *times, f"{point.peak_mib:.0f}", f"{point.kib:.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
+        cells.append(
+            [f"{point.users:,}", f"{point.items:,}", *times, f"{point.peak_mib:.0f}", f"{point.kib:.2f}"]
+        )
+    lines = [*markdown(cells), ""]
     for name, points in (("users", by_users), ("items", by_items)):
         sizes = [getattr(point, name) for point in points]
         seconds = growth_exponent(sizes, [point.seconds for point in points])
         memory = growth_exponent(sizes, [point.peak_mib - point.start_mib for point in points])
-        lines.append(f"growth exponent in {name}: time {seconds:.2f}, memory {memory:.2f}")
+        lines.append(f"- growth exponent in {name}: time {seconds:.2f}, memory {memory:.2f}")
     return lines
 
 
+def page(content: Mapping[str, Any]) -> str:
+    """The page of a measurement, from the content of its JSON file."""
+    by_users, by_items = ([Point(**point) for point in content[name]] for name in ("by_users", "by_items"))
+    versions = ", ".join(f"{name} {value}" for name, value in content["versions"].items())
+    lines = ["# Growth of candidate generation", "", EXPLAINED, "", *table(by_users, by_items), ""]
+    lines += ["## How it was measured", "", "```", content["command"], "```", ""]
+    return "\n".join([*lines, f"Machine: {content['hardware']}", "", f"Versions: {versions}"]) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; prints the table, and writes it to a file if one is named."""
-    parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.scale", allow_abbrev=False)
-    parser.add_argument("--users", default="10000,100000,1000000")
-    parser.add_argument("--items", default="10000,100000,1000000")
-    parser.add_argument("--output", type=Path, help="Markdown file for the table")
+    """Run the command line; prints the table, and writes JSON and page if a file is named."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recbole_dgr2.scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    sizes = "10000,100000,1000000"
+    parser.add_argument(
+        "--users", default=sizes, help=f"numbers of users, comma-separated (default: {sizes})"
+    )
+    parser.add_argument(
+        "--items", default=sizes, help=f"numbers of items, comma-separated (default: {sizes})"
+    )
+    parser.add_argument("--output", type=Path, help="the JSON file; the page lies beside it as .md")
     parser.add_argument("--point", action="store_true", help=argparse.SUPPRESS)
     known = parser.parse_args(arguments)
     users, items = ([int(size) for size in text.split(",")] for text in (known.users, known.items))
     if known.point:
         sys.stdout.write(json.dumps(vars(measure_point(users[0], items[0]))))
         return 0
-    by_users = [measure_apart(size, min(items)) for size in users]
-    by_items = [by_users[0], *(measure_apart(min(users), size) for size in items if size != min(items))]
-    text = "\n".join(report_lines(by_users, by_items)) + "\n"
-    sys.stdout.write(text)
+    plan = [*((size, min(items)) for size in users), *((min(users), size) for size in items)]
+    measured = {pair: measure_apart(*pair) for pair in tqdm(dict.fromkeys(plan), "catalogues", disable=None)}
+    by_users = [measured[size, min(items)] for size in users]
+    by_items = [measured[min(users), size] for size in items]
+    sys.stdout.write("\n".join(table(by_users, by_items)) + "\n")
     if known.output:
-        known.output.write_text(text, encoding="utf-8")
+        given = sys.argv[1:] if arguments is None else arguments
+        content = {
+            "command": " ".join(["python -m recbole_dgr2.scale", *given]),
+            "by_users": [vars(point) for point in by_users],
+            "by_items": [vars(point) for point in by_items],
+            "hardware": hardware(),
+            "versions": library_versions(),
+        }
+        write_text(known.output, json.dumps(content, indent=1) + "\n")
+        write_text(known.output.with_suffix(".md"), page(content))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -40,9 +41,11 @@ def test_no_block_of_scores_grows_with_users_or_items() -> None:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert scale.main(["--users=200,400", "--items=300,600", f"--output={tmp_path / 'scale.md'}"]) == 0
+    assert scale.main(["--users=200,400", "--items=300,600", f"--output={tmp_path / 'scale.json'}"]) == 0
+    content = json.loads((tmp_path / "scale.json").read_text())
     text = (tmp_path / "scale.md").read_text()
-    assert capsys.readouterr().out == text
+    assert text == scale.page(content)
+    assert capsys.readouterr().out in text
     assert len([line for line in text.splitlines() if line.startswith("|")]) == 2 + 3
     assert "growth exponent in users: time" in text
     assert "growth exponent in items: time" in text
