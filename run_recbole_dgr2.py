@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_recbole_dgr2(
             model=known.model, dataset=known.dataset, config_file_list=files, config_dict=None, arguments=rest
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ConnectionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -3,8 +3,9 @@
 python -m recbole_dgr2.benchmark --dataset=Amazon_Beauty --retrievers=Pop,ItemKNN,BPR --output=results/beauty.json
 
 Every retriever is measured by RecBole's own evaluator on its test lists; hit share and floor are read off its best 10,
-20 and 50 items. `--splits=ItemKNN` measures the floor under each candidate split, and the second-stage baselines. What
-the JSON file already holds stays, so the command can be run for one retriever at a time; the page is written anew.
+20 and 50 items. `--splits=ItemKNN,SASRec:last_m+leaky` measures the floor under candidate splits, and the second-stage
+baselines on their lists. What the JSON file already holds stays, so the command can be run for one retriever at a time;
+the page is written anew.
 """
 
 from __future__ import annotations
@@ -123,12 +124,22 @@ def _floor(lists: Lists, n: int, seed: int) -> dict[str, Any]:
     return floor_of(("", "test"), slots, n, BOOTSTRAP, seed).to_dict()
 
 
-def measure_splits(measurement: Measurement, retriever: str) -> dict[str, Any]:
-    """Reports of a run of one retriever under each candidate split it allows: floors and second-stage baselines."""
+def chosen_splits(text: str) -> tuple[str, tuple[str, ...]]:
+    """`ItemKNN` is a retriever and all splits, `SASRec:last_m+leaky` one and some of them; ValueError otherwise."""
+    retriever, _, listed = text.partition(":")
+    splits = tuple(listed.split("+")) if listed else SPLITS
+    for split in splits:
+        if split not in SPLITS:
+            raise ValueError(f"--splits {text!r}: {split!r} is none of {', '.join(SPLITS)}")
+    return retriever, splits
+
+
+def measure_splits(measurement: Measurement, retriever: str, splits: Sequence[str]) -> dict[str, Any]:
+    """Reports of a run of one retriever under candidate splits that it allows: floors and second-stage baselines."""
     from recbole_dgr2.quick_start import run_recbole_dgr2
 
     found: dict[str, Any] = {}
-    for split in SPLITS:
+    for split in splits:
         config = measurement.config(retriever, candidate_split=split, n_candidates=SPLIT_WIDTH)
         folder = views.run_options(config).run_dir
         words = [f"--{key}={value}" for key, value in measurement.given.items()]
@@ -172,7 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.benchmark", allow_abbrev=False)
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--retrievers", default="", help="names, separated by commas")
-    parser.add_argument("--splits", default="", help="retrievers measured under each candidate split")
+    parser.add_argument(
+        "--splits",
+        default="",
+        help="retrievers measured under each candidate split, or under some: SASRec:last_m+leaky",
+    )
     parser.add_argument(
         "--output", type=Path, required=True, help="the JSON file; the page lies beside it as .md"
     )
@@ -180,10 +195,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = dict(word.removeprefix("--").split("=", 1) for word in rest)
     measurement = Measurement(known.dataset, given, known.output)
     try:
+        asked = [chosen_splits(text) for text in known.splits.split(",") if text]
         for name in filter(None, known.retrievers.split(",")):
             measurement.add("retrievers", name, measure_retriever(measurement, name))
-        for name in filter(None, known.splits.split(",")):
-            measurement.add("splits", name, measure_splits(measurement, name))
+        for name, splits in asked:
+            measurement.add("splits", name, measure_splits(measurement, name, splits))
         content = measurement.read()
         write_text(known.output.with_suffix(".md"), benchmark_page(content))
     except (ValueError, FileNotFoundError) as error:

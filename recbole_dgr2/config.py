@@ -188,6 +188,10 @@ class Config(_QuietConfig):
                 "benchmark_filename: lists are cut from whole sequences, leave-one-out; leave it out and put all parts "
                 f"into one {final['dataset']}.inter"
             )
+        if final["mid_training_epochs"] and final["semantic_ids"] is None:
+            raise ValueError(
+                "mid_training_epochs: mid-training teaches semantic IDs; set semantic_ids, e.g. to kmeans"
+            )
         cutoff = str(final["valid_metric"]).partition("@")[2]
         if cutoff not in {str(k) for k in final["topk"]}:
             raise ValueError(f"valid_metric: its cut-off {cutoff!r} must be one of topk {final['topk']}")

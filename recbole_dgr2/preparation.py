@@ -20,6 +20,7 @@ from recbole_dgr2.data.evidence import FACTS, Evidence, FactScale, FactSource, f
 from recbole_dgr2.data.item_text import ItemFields, ItemText, load_item_text
 from recbole_dgr2.data.parts import Part, PartedEvidence, final_part
 from recbole_dgr2.data.reasoner import Reasoner, fit_reasoner
+from recbole_dgr2.data.semantic_id import SemanticIds
 from recbole_dgr2.data.sequences import Phase, Sequences
 from recbole_dgr2.data.tasks import RankingTask, TaskBuilder
 from recbole_dgr2.retrieval import RetrieverStore
@@ -38,6 +39,7 @@ class Data:
     """RecBole's data set, not split."""
     sequences: Sequences
     item_text: ItemText
+    sids: SemanticIds | None = None
 
 
 @dataclass(frozen=True)
@@ -226,9 +228,13 @@ def ranking_data(facts: np.ndarray, lists: Lists) -> RankingData:
     return RankingData(facts, lists.candidates.ids, lists.slots)
 
 
-def draw_lists(lists: Lists, most: int, seed: int) -> np.ndarray:
-    """int64: rows that have candidates, at most `most` of them, drawn by seed, in rising order."""
-    filled = np.flatnonzero(lists.candidates.counts > 0)
+def draw_lists(lists: Lists, most: int, seed: int, hits_only: bool = False) -> np.ndarray:
+    """int64: rows that have candidates, at most `most` of them, drawn by seed, in rising order.
+
+    `hits_only`: of those alone that have their target among the candidates.
+    """
+    counts = lists.candidates.counts
+    filled = np.flatnonzero(lists.slots < counts if hits_only else counts > 0)
     return np.sort(np.random.default_rng(seed).permutation(filled)[:most])
 
 

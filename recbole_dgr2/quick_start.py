@@ -15,8 +15,9 @@ from recbole_dgr2.baselines import assess_baselines
 from recbole_dgr2.cache import Cache, data_fingerprint
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.candidates import HeadOptions
-from recbole_dgr2.data.prompt import PromptTemplate, load_template
+from recbole_dgr2.data.prompt import require_sids
 from recbole_dgr2.data.sequences import Phase
+from recbole_dgr2.data.template import PromptTemplate, load_template
 from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.preparation import (
     CachedFacts,
@@ -42,6 +43,8 @@ from recbole_dgr2.run_files import (
     write_grounding,
     write_run_file,
 )
+from recbole_dgr2.semantic_ids import add_semantic_ids, check_semantic_ids
+from recbole_dgr2.stage_order import start_folder
 from recbole_dgr2.utils import recbole_metrics
 
 PHASES: tuple[Phase, ...] = ("train", "valid", "test")
@@ -79,11 +82,14 @@ def run_recbole_dgr2(
         raise ValueError(
             f"data set {config['dataset']}: no user has three interactions, so there is no list to test on"
         )
+    check_semantic_ids(config, data)
     template = load_template(prompt_file(config["prompt"]))
+    require_sids(template, config["semantic_ids"] is not None)
     if options.stages:
-        from recbole_dgr2.training import require_teacher
+        from recbole_dgr2.tracing import require_writer
 
-        require_teacher(options)
+        start_folder(config)
+        require_writer(config)
     with Run(options.run_dir, options.seed, options.threads) as run:
         return _pipeline(config, data, template, run)
 
@@ -96,13 +102,14 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
         cache = Cache(options.cache)
         source, host = list_source(config, options, data, cache, fingerprint)
         source.prepare()
+        data = add_semantic_ids(config, data, (host, cache), run.folder)
     with run.phase("candidates"):
         phases: dict[Phase, Lists] = {phase: make_lists(data, source, phase, options.n) for phase in PHASES}
         panel = _panel(config, host, phases["test"])
         floors = _floors(config, phases, panel)
         write_run_file(run.folder, config, fingerprint)
         source.keep(run.folder / RETRIEVER_FOLDER)
-    rows, comparisons = [assess_retriever(panel)], list[dict[str, Any]]()
+    rows, extras = [assess_retriever(panel)], {"floors": list(map(Floor.to_dict, floors)), "comparisons": []}
     cached = CachedFacts(cache, fingerprint, options.history_length)
     if stages or phases["train"].has_hits:
         with run.phase("facts"):
@@ -110,13 +117,15 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
             write_grounding(run.folder / GROUNDING_FILE, (grounding.final.scale, grounding.reasoner))
         with run.phase("baselines"):
             parts = {phase: ranking_data(grounding.facts[phase], lists) for phase, lists in phases.items()}
-            found, comparisons, logit = assess_baselines(panel, parts, config["fact_levels"])
+            found, extras["comparisons"], logit = assess_baselines(panel, parts, config["fact_levels"])
             rows += found
             if logit:
                 write_grounding(run.folder / LOGIT_FILE, logit)
     if stages:
         lists = (phases["train"], phases["valid"], phases["test"])
-        rows += _stages(config, (data, template), (grounding, lists, panel), run)
+        found, more = _stages(config, (data, template), (grounding, lists, panel), run)
+        rows += found
+        extras.update(more)
     run.keep()
     info = RunInfo(
         dataset=config["dataset"],
@@ -128,9 +137,7 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
         versions=library_versions(),
         phases=run.seconds,
     )
-    report = build_report(
-        info, rows, {"floors": [floor.to_dict() for floor in floors], "comparisons": comparisons}
-    )
+    report = build_report(info, rows, extras)
     write_report(report, run.folder / "report.json")
     print_report(report)
     return report
@@ -141,19 +148,18 @@ def _stages(
     texts: tuple[Data, PromptTemplate],
     material: tuple[Grounding, tuple[Lists, Lists, Lists], Panel],
     run: Run,
-) -> list[Row]:
-    """Train and assess the language model; only here is transformers needed."""
-    from recbole_dgr2.training import convert_and_assess, make_setting, teach_and_assess
+) -> tuple[list[Row], dict[str, Any]]:
+    """Rows of the language model's stages, each trained and assessed, and what the report says of its prompts.
 
-    stages, rows = config["stages"], list[Row]()
+    Only here is transformers needed.
+    """
+    from recbole_dgr2.stages import run_stages
+    from recbole_dgr2.training import make_setting
+
     with run.phase("traces"):
         setting, backbone = make_setting(config, run, texts, *material)
     run.keep()
-    if "ar_teacher" in stages:
-        rows += teach_and_assess(setting, backbone)
-    if "conversion" in stages:
-        rows += convert_and_assess(setting, backbone)
-    return rows
+    return run_stages(setting, backbone), {"trimmed": setting.trimmed, "traces": setting.traces}
 
 
 def _panel(config: Config, host: Host, test: Lists) -> Panel:

@@ -20,11 +20,11 @@ from recbole_dgr2.config import Config
 from recbole_dgr2.data.candidates import Candidates
 from recbole_dgr2.data.evidence import fit_evidence
 from recbole_dgr2.data.parts import final_part
-from recbole_dgr2.data.prompt import PromptBuilder, load_template
 from recbole_dgr2.data.ranking import Ranking, identity_ranking
 from recbole_dgr2.data.reasoner import Reasoner
 from recbole_dgr2.data.sequences import Rows
 from recbole_dgr2.data.tasks import TaskBuilder
+from recbole_dgr2.data.template import load_template
 from recbole_dgr2.model.backbone import hide_progress_bars
 from recbole_dgr2.model.checkpoint import load_stage, require_same_data
 from recbole_dgr2.model.retriever import CHECKPOINT_NAME
@@ -32,11 +32,19 @@ from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.preparation import Data, list_source, load_data
 from recbole_dgr2.report.export import RankedList, Status, json_lines, write_lists
 from recbole_dgr2.reranker import LanguageModelReranker
-from recbole_dgr2.run_files import GROUNDING_FILE, LOGIT_FILE, RETRIEVER_FOLDER, read_grounding, read_run_file
+from recbole_dgr2.run_files import (
+    GROUNDING_FILE,
+    LOGIT_FILE,
+    PROMPT_FILE,
+    RETRIEVER_FOLDER,
+    read_grounding,
+    read_run_file,
+)
+from recbole_dgr2.semantic_ids import read_semantic_ids
 from recbole_dgr2.sources import ListSource
-from recbole_dgr2.training import backbone_room, data_info
+from recbole_dgr2.training import data_info, prompt_builder
 
-STAGES = ("ar_teacher", "conversion")
+STAGES = ("ar_teacher", "ar_teacher_rl", "conversion", "distillation", "reinforcement")
 PLAIN_SYSTEMS = ("retriever", "conditional_logit")
 History = Literal["test", "all"]
 
@@ -150,9 +158,7 @@ class OpenRun:
         backbone, info = load_stage(folder)
         require_same_data(info, folder, data_info(config, self.data, tasks.fact_names))
         template = load_template(prompt_file(config["prompt"]))
-        prompts = PromptBuilder(
-            template, self.data.item_text, backbone.tokenizer, backbone_room(config, backbone)
-        )
+        prompts = prompt_builder(config, self.data, template, backbone)
         spec = info.block_diffusion
         options = views.decode_options(config, "block" if spec else "autoregressive")
         return LanguageModelReranker(tasks, prompts, backbone, spec, options)
@@ -179,7 +185,8 @@ def open_run(folder: Path | str, **changes: Any) -> OpenRun:
     """
     folder = Path(folder)
     saved = read_run_file(folder)
-    options = {**saved.options, **changes, "cache_dir": None}
+    kept = {"prompt": str(folder / PROMPT_FILE)} if (folder / PROMPT_FILE).is_file() else {}
+    options = {**saved.options, **kept, **changes, "cache_dir": None}
     checkpoint = folder / RETRIEVER_FOLDER / CHECKPOINT_NAME
     if options.get("candidate_file"):
         options["candidate_file"] = str(folder / RETRIEVER_FOLDER / Path(options["candidate_file"]).name)
@@ -195,6 +202,7 @@ def open_run(folder: Path | str, **changes: Any) -> OpenRun:
             f"{Path(config['data_path']) / changed[0]}: not the file the run was made with; run it again"
         )
     data = load_data(config, Path(config["data_path"]), views.prompt_options(config))
+    data = read_semantic_ids(config, data, folder)
     source, _ = list_source(config, views.candidate_options(config), data, Cache(None), fingerprint)
     return OpenRun(folder, config, data, source)
 

@@ -1,6 +1,7 @@
 """What a run leaves in its folder, so that it can be opened again without training anything.
 
     run.json         every option of the run and the fingerprint of the data set's files
+    prompt.yaml      a copy of the prompt's template: the original may change, or stay behind when the run is moved
     grounding.json   bounds of the fact levels and the embedded reasoner
     conditional_logit.json   the same of the baseline, which has all facts and a penalty chosen on validation lists
     retriever/       checkpoint of the final retriever (a hard link into the cache where that is possible)
@@ -22,9 +23,10 @@ from recbole_dgr2.cache import write_text
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.evidence import FACTS, FactScale
 from recbole_dgr2.data.reasoner import Reasoner
+from recbole_dgr2.paths import prompt_file
 
 FORMAT = 1
-RUN_FILE, RETRIEVER_FOLDER = "run.json", "retriever"
+RUN_FILE, RETRIEVER_FOLDER, PROMPT_FILE = "run.json", "retriever", "prompt.yaml"
 GROUNDING_FILE, LOGIT_FILE = "grounding.json", "conditional_logit.json"
 
 
@@ -38,13 +40,16 @@ class SavedRun:
 
 
 def write_run_file(folder: Path, config: Config, fingerprint: Mapping[str, str]) -> None:
-    """Keep every option of a run: later defaults must not change what it means."""
+    """Keep every option of a run, and its prompt: later defaults must not change what it means."""
     options = {key: config[key] for key in config.options} | config.given
     # RecBole appends the data set's name to data_path, and both replace text by objects
     options["data_path"] = str(Path(config["data_path"]).resolve().parent)
     options = {key: value for key, value in options.items() if key not in ("dataset", "model")}
     content = {"format": FORMAT, "dataset": config["dataset"], "options": options, "data": dict(fingerprint)}
     write_text(folder / RUN_FILE, json.dumps(content, indent=2, default=str, ensure_ascii=False) + "\n")
+    prompt = prompt_file(config["prompt"])
+    if prompt.resolve() != (folder / PROMPT_FILE).resolve():
+        write_text(folder / PROMPT_FILE, prompt.read_bytes().decode("utf-8"))
 
 
 def read_run_file(folder: Path) -> SavedRun:

@@ -102,6 +102,11 @@ def item_tokens(dataset: Any) -> list[str]:
     return [str(token) for token in dataset.field2id_token[dataset.iid_field]]
 
 
+def user_tokens(dataset: Any) -> list[str]:
+    """External user names by internal id, `[n_users]`; the first is RecBole's `[PAD]`."""
+    return [str(token) for token in dataset.field2id_token[dataset.uid_field]]
+
+
 def sequences_from_dataset(dataset: Any) -> Sequences:
     """Every user's items in RecBole's time order.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from recbole_dgr2.config import Config
     from recbole_dgr2.data.candidates import HeadOptions
     from recbole_dgr2.data.parts import SplitOptions
+    from recbole_dgr2.data.prompt import TokenLimits
     from recbole_dgr2.decode.types import DecodeOptions
     from recbole_dgr2.model.backbone import EmbeddedSpec
     from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -60,15 +61,53 @@ class CandidateOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Item text columns (None: absent), prompt file, trace source, and levels in which facts are worded."""
+    """Item text columns (None: absent), prompt file, and levels in which facts are worded."""
 
     prompt: str
-    trace_source: str
     fact_levels: int
     n_facts: int
     title_field: str | None
     category_field: str | None
     brand_field: str | None
+
+
+@dataclass(frozen=True)
+class SidOptions:
+    """Semantic IDs from `source`: "kmeans", "rqvae" or an index file; None: none. `levels` of `codes` each.
+
+    `embeddings`: "text", "retriever", or the folder of a sentence-transformers model.
+    """
+
+    source: str | None
+    levels: int
+    codes: int
+    embeddings: str
+    seed: int
+    progress: bool
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Where reasoning traces come from and which are kept; see properties/model/DGR2.yaml.
+
+    `max_tokens`: most tokens of a trace. `api_key_env`: name of the variable that holds a server's key.
+    """
+
+    source: Literal["evidence", "hf", "openai"]
+    mode: Literal["all", "rejection", "targeted"]
+    attempts: int
+    temperature: float
+    model: str | None
+    base_url: str | None
+    api_key_env: str | None
+    concurrency: int
+    timeout: float
+    max_tokens: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether every list gets the reasoner's own trace."""
+        return self.source == "evidence" and self.mode == "all"
 
 
 @dataclass(frozen=True)
@@ -118,19 +157,61 @@ def candidate_options(config: Config) -> CandidateOptions:
 
 def prompt_options(config: Config) -> PromptOptions:
     """Prompt, item text and traces."""
-    return _fill(PromptOptions, config)
+    return fill(PromptOptions, config)
+
+
+def sid_options(config: Config) -> SidOptions:
+    """Semantic IDs."""
+    return SidOptions(
+        source=config["semantic_ids"],
+        levels=config["sid_levels"],
+        codes=config["sid_codes"],
+        embeddings=config["sid_embeddings"],
+        seed=config["seed"],
+        progress=config["show_progress"],
+    )
+
+
+def trace_options(config: Config) -> TraceOptions:
+    """Reasoning traces.
+
+    Raises:
+        ValueError: a key that the source needs is missing, or the keys do not fit together.
+    """
+    options: TraceOptions = fill(TraceOptions, config, prefix="trace_", max_tokens=config["max_new_tokens"])
+    if options.source != "evidence" and options.model is None:
+        expected = "a folder of a causal LM" if options.source == "hf" else "the model's name on the server"
+        raise ValueError(f"trace_model: trace_source {options.source} needs {expected}")
+    if options.source == "openai" and options.base_url is None:
+        raise ValueError("trace_base_url: trace_source openai needs one, e.g. http://localhost:8000/v1")
+    if options.api_key_env is not None and not options.api_key_env.isidentifier():
+        # not shown: it may be the key itself
+        raise ValueError("trace_api_key_env: expected the name of an environment variable that holds the key")
+    if options.temperature == 0 and options.attempts > 1 and not options.plain:
+        raise ValueError(
+            f"trace_temperature is 0: all {options.attempts} attempts would be the same; expected more than 0, "
+            "or trace_attempts 1"
+        )
+    return options
+
+
+def token_limits(config: Config) -> TokenLimits:
+    """Token budgets of a prompt's parts."""
+    from recbole_dgr2.data.prompt import TokenLimits
+
+    return TokenLimits(candidate=config["candidate_tokens"], history=config["history_tokens"])
 
 
 def report_options(config: Config) -> ReportOptions:
     """The report's sample sizes."""
-    return _fill(ReportOptions, config, topk=tuple(config["topk"]))
+    return fill(ReportOptions, config, topk=tuple(config["topk"]))
 
 
 def embedded_spec(config: Config) -> EmbeddedSpec:
     """Shape of the embedded backbone."""
     from recbole_dgr2.model.backbone import EmbeddedSpec
 
-    return _fill(EmbeddedSpec, config, prefix="embedded_")
+    return fill(EmbeddedSpec, config, prefix="embedded_")
 
 
 def block_diffusion_spec(config: Config, mask_id: int) -> BlockDiffusionSpec:
@@ -144,16 +225,25 @@ def noise_options(config: Config) -> NoiseOptions:
     """Noise of the conversion stage."""
     from recbole_dgr2.model.noise import NoiseOptions
 
-    return _fill(NoiseOptions, config, prefix="conversion_")
+    return fill(NoiseOptions, config, prefix="conversion_")
 
 
 def stage_options(config: Config, stage: str) -> StageOptions:
     """Training options of one stage, from the keys that begin with its name."""
     from recbole_dgr2.trainer.options import StageOptions
 
-    return _fill(
+    return fill(
         StageOptions, config, prefix=f"{stage}_", seed=config["seed"], progress=config["show_progress"]
     )
+
+
+def mid_training_options(config: Config) -> StageOptions:
+    """Training options of the stage mid_training: no validation, every token of a response weighs the same."""
+    from recbole_dgr2.trainer.options import StageOptions
+
+    fixed = {"eval_step": 0, "stopping_step": 0, "reasoning_weight": 0.0, "answer_weight": 1.0}
+    run = {"seed": config["seed"], "progress": config["show_progress"]}
+    return fill(StageOptions, config, prefix="mid_training_", **run, **fixed)
 
 
 def decode_options(
@@ -172,7 +262,7 @@ def decode_options(
     )
 
 
-def _fill(view: Any, config: Config, prefix: str = "", **values: Any) -> Any:
+def fill(view: Any, config: Config, prefix: str = "", **values: Any) -> Any:
     """A dataclass from the config's keys `<prefix><field>`; fields without a key keep their default."""
     names = [field.name for field in dataclasses.fields(view)]
     read = {name: config[prefix + name] for name in names if prefix + name in config}

@@ -12,10 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from recbole_dgr2.data.candidates import Candidates
 from recbole_dgr2.data.evidence import FACTS
 from recbole_dgr2.data.item_text import ItemText
-from recbole_dgr2.data.prompt import SECTIONS, PromptTemplate, label
+from recbole_dgr2.data.prompt import label
 from recbole_dgr2.data.reasoner import POINTS_PER_UNIT, Reasoner
 from recbole_dgr2.data.sequences import Rows, Sequences
 from recbole_dgr2.data.tasks import RankingTask
+from recbole_dgr2.data.template import SECTIONS, PromptTemplate
 from recbole_dgr2.decode.types import Completion, DecodeOptions, DecodeResult, DecodingTrace, Request
 
 TEXTS = {

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from recbole_dgr2 import benchmark
+from recbole_dgr2.benchmark import chosen_splits
+from recbole_dgr2.data.parts import SPLITS
 from recbole_dgr2.report.benchmark_page import benchmark_page, markdown
 from tests.atomic import walks, write
 
@@ -70,3 +72,12 @@ def test_shipped_hyper_parameters_are_known_to_recbole() -> None:
 def test_a_page_of_nothing() -> None:
     assert benchmark_page({"dataset": "x"}).startswith("# x\n")
     assert markdown([["a", "b"], ["1", "2"]]) == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
+
+
+def test_splits_are_all_or_some() -> None:
+    assert chosen_splits("ItemKNN") == ("ItemKNN", SPLITS)
+    assert chosen_splits("SASRec:last_m+leaky") == ("SASRec", ("last_m", "leaky"))
+    with pytest.raises(
+        ValueError, match="--splits 'SASRec:lastm': 'lastm' is none of last_m, user_folds, leaky"
+    ):
+        chosen_splits("SASRec:lastm")

@@ -14,7 +14,7 @@ from recbole_dgr2.data.examples import Batch, Example, collate
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import load_stage
 from recbole_dgr2.model.noise import NoiseOptions
-from recbole_dgr2.trainer import STAGES, ARTeacher, Conversion, convert
+from recbole_dgr2.trainer import STAGES, Conversion, convert
 from recbole_dgr2.trainer.batches import generators
 from recbole_dgr2.trainer.scoring import Scored
 from tests.test_stage import OPTIONS, Killed, same, weights
@@ -226,4 +226,5 @@ def test_learns_a_small_task(tmp_path: Path) -> None:
 
 
 def test_stage_names() -> None:
-    assert {"ar_teacher": ARTeacher, "conversion": Conversion} == STAGES
+    names = ["mid_training", "ar_teacher", "ar_teacher_rl", "conversion", "distillation", "reinforcement"]
+    assert list(STAGES) == names and all(stage.name == name for name, stage in STAGES.items())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recbole_dgr2.data.evidence import (
     DECAY,
     FACTS,
+    FADE,
     RECENT,
     fit_evidence,
     fit_fact_scale,
@@ -44,15 +45,25 @@ def test_cooccurrence_by_hand() -> None:
     assert far[1, 2] > 0
 
 
+def test_followers_by_hand() -> None:
+    """1, 2, 3 and 2, 3: 2 follows 1 once, 3 follows 2 twice and 1 once two steps later; nothing goes back."""
+    expected = np.zeros((6, 6))
+    expected[1, 2], expected[2, 3], expected[1, 3] = 1.0, 2.0, FADE
+    assert np.allclose(EVIDENCE.followers.toarray(), expected)
+    assert fit_evidence(sequences([1, 2, 2, 2, 3]), ITEMS).followers[1, 3] == 0  # four steps later
+
+
 def test_facts_by_hand() -> None:
     """History red lamp, blue lamp; candidates blue lamp, old chair, no text at all."""
     facts = facts_of([3, 4, 5], [1, 2], [3.0, 1.0, 2.0])
     assert np.allclose(facts["match"], np.array([1, -1, 0]) / math.sqrt(2 / 3))
     assert np.allclose(facts["popular"], [math.log(3), 0, 0])
-    assert np.allclose(facts["next"], [2 / 3, 0, 0])
-    assert np.allclose(facts["together"], [2 / 3 + DECAY / math.sqrt(6), 0, 0])
-    assert np.allclose(facts["kind"], [(1 + DECAY / math.sqrt(2)) / (1 + DECAY), 0, 0])
-    assert np.allclose(facts["words"], [1, 0, 0])
+    assert np.allclose(facts["next"], [math.log(3), 0, 0])
+    assert np.allclose(facts["together"], [DECAY / math.sqrt(6), 0, 0])  # of item 1 alone: 2 is the last one
+    likeness = (EVIDENCE.text @ EVIDENCE.text.T).toarray()
+    assert likeness[3, 2] > likeness[3, 1] > 0
+    assert np.allclose(facts["words"], [likeness[3, 2], 0, 0])
+    assert np.allclose(facts["alike"], [(likeness[3, 2] + DECAY * likeness[3, 1]) / (1 + DECAY), 0, 0])
     assert np.allclose(facts["brand"], [1 / 2, 0, 0])
 
 

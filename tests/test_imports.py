@@ -26,7 +26,17 @@ MAY_IMPORT = {
     ),
     "transformers": ("model/backbone.py", "decode/cache.py"),
 }
-PIPELINE = ("quick_start", "training", "preparation", "reranker", "run")
+PIPELINE = (
+    "quick_start",
+    "stages",
+    "assessing",
+    "training",
+    "tracing",
+    "trace_sources",
+    "preparation",
+    "reranker",
+    "run",
+)
 # what a part of the package must not import of the package
 FORBIDDEN = {
     "data/": ("model", "decode", "trainer", "report", "config", "views", *PIPELINE),
@@ -37,7 +47,7 @@ FORBIDDEN = {
     "model/loss.py": ("config", "views", "utils", "data"),
     "model/block_diffusion.py": ("config", "views", "utils", "data"),
 }
-STAGES = ("ar_teacher", "conversion", "distillation", "reinforcement")
+STAGES = ("mid_training", "ar_teacher", "teacher_rl", "conversion", "distillation", "reinforcement")
 
 
 def name_of(path: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recbole_dgr2.data.item_text import ItemFields, ItemText, load_item_text
+from recbole_dgr2.data.item_text import ItemFields, ItemText, load_item_text, split_categories
 
 HEADER = "item_id:token\ttitle:token_seq\tcats:token_seq\tbrand:token\n"
 FIELDS = ItemFields("title", "cats", "brand")
@@ -65,6 +65,67 @@ def test_no_text_columns_need_no_file(tmp_path: Path) -> None:
 def test_a_title_is_never_empty() -> None:
     text = ItemText(("", "", ""), ((), ("Home", "Lamps"), ()), ("", "Borea", ""))
     assert [text.title(item) for item in range(3)] == ["unknown item", "Borea Lamps", "unknown item"]
+
+
+@pytest.mark.parametrize(
+    "written,kind,found",
+    [
+        ("Home Floor_Lamps", "token_seq", ("Home", "Floor Lamps")),
+        ("Home Floor_Lamps", "", ("Home", "Floor Lamps")),
+        ("Coffee & Tea", "token", ("Coffee & Tea",)),
+        ("12.0 7.0 2.5", "float_seq", ("12", "7", "2.5")),
+        ("3.0", "float", ("3",)),
+        ("['Beauty', 'Hair Care']", "token_seq", ("Beauty", "Hair Care")),
+        ('["Beauty", "Caf\\u00e9"]', "token_seq", ("Beauty", "Café")),
+        ("[['Beauty', 'Hair'], ['Beauty', 'Skin']]", "token", ("Beauty", "Hair", "Skin")),
+        ("""['Beauty', "Women's \\d"]""", "token", ("Beauty", "Women's \\d")),
+        ("['Beauty' 'Hair Care']", "token_seq", ("Beauty", "Hair Care")),
+        ("'Beauty', 'Hair Care'", "token_seq", ("Beauty", "Hair Care")),
+        ("[Beauty, Hair Care]", "token_seq", ("Beauty", "Hair Care")),
+        ("[1, 2]", "float_seq", ("1", "2")),
+        ("[None, 'a_b', '']", "token", ("a_b",)),
+        ("Beauty > Hair Care >Dry", "token", ("Beauty", "Hair Care", "Dry")),
+        ("Beauty|Hair_Care|Beauty", "token_seq", ("Beauty", "Hair Care")),
+        ("Food, Coffee & Tea", "token_seq", ("Food", "Coffee & Tea")),
+        ('"Best" of "Rest"', "token", ('"Best" of "Rest"',)),
+        ("['unfinished", "token", ("['unfinished",)),
+        ("[" * 5000 + "]" * 5000, "token_seq", ("[" * 4999 + "]" * 4999,)),
+        ("", "token_seq", ()),
+        ("[]", "token", ()),
+        ("nan", "token", ()),
+    ],
+)
+def test_categories_in_many_forms(written: str, kind: str, found: tuple[str, ...]) -> None:
+    assert split_categories(written, kind) == found
+
+
+def test_the_type_of_the_column_decides(tmp_path: Path) -> None:
+    for kind, found in (
+        ("token_seq", ("Floor Lamps", "Home")),
+        ("token", ("Floor Lamps Home",)),
+        ("", ("Floor Lamps", "Home")),
+    ):
+        header = f"item_id:token\tcats{':' if kind else ''}{kind}\n"
+        text = read(tmp_path, header + "a\tFloor_Lamps Home\n", ItemFields(category="cats"))
+        assert text.categories[1] == found
+
+
+def test_entities_and_gaps(tmp_path: Path) -> None:
+    lines = (
+        "a\tAT&amp;T &quot;x&quot; &amp;amp; y&nbsp;\tHair_&amp;_Skin &lt;b&gt;\tL&#39;Or&eacute;al\n"
+        "b\tnan\tNone\tnull\nc\tNA\t[]\tNaN\n"
+    )
+    text = read(tmp_path, HEADER + lines)
+    assert text.titles == ("", 'AT&T "x" & y', "", "NA")
+    assert text.brands == ("", "L'Oréal", "", "")
+    assert text.categories[2:] == ((), ())
+    assert text.title(2) == "unknown item"
+
+
+def test_semantic_ids() -> None:
+    text = ItemText(("", "x"), ((), ()), ("", ""), {1: "<a_1><b_2>"})
+    assert [text.sid(item) for item in range(2)] == ["", "<a_1><b_2>"]
+    assert ItemText(("",), ((),), ("",)).sid(0) == ""
 
 
 @pytest.mark.parametrize(

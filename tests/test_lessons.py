@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from recbole_dgr2.data.lessons import encode_lessons, lesson_texts, write_lessons
 from recbole_dgr2.data.prompt import PromptBuilder, label, render_prompt
+from recbole_dgr2.data.ranking import parse_ranking
+from recbole_dgr2.data.template import load_template
 from recbole_dgr2.model.backbone import train_tokenizer
+from recbole_dgr2.paths import prompt_file
+from tests.chat import ALWAYS_THINKING, NO_SYSTEM, PLAIN_TURNS, SIDS, THINKING, chat_tokenizer
 from tests.reranking import ITEMS, reasoner, task, template
 
 TASKS = [task(key=3, levels=[[1, 1], [2, 0], [0, 3]]), task(key=9, history=(), candidates=(5,))]
@@ -37,3 +43,37 @@ def test_examples_hold_the_same_text_and_end_with_eos() -> None:
     assert encode_lessons([], prompts, tokenizer, eos) == []
     with pytest.raises(ValueError, match="list 3: the prompt has"):
         encode_lessons(LESSONS, PromptBuilder(TEMPLATE, ITEMS, tokenizer, 5), tokenizer, eos)
+
+
+@pytest.mark.parametrize("written", [THINKING, ALWAYS_THINKING, PLAIN_TURNS, NO_SYSTEM])
+def test_a_lesson_is_a_conversation_as_the_tokenizer_writes_it(written: str) -> None:
+    """Prompt, thoughts, answer and end of turn: with one thinking tag, and one end."""
+    gr2, tokenizer = load_template(prompt_file("gr2")), chat_tokenizer(written)
+    items = replace(ITEMS, sids=SIDS)
+    lessons = write_lessons(TASKS, reasoner(), gr2, items)
+    prompts = PromptBuilder(gr2, items, tokenizer, 10_000)
+    think, stop = tokenizer.convert_tokens_to_ids(["<think>", "<|im_end|>"])
+    for example, lesson in zip(
+        encode_lessons(lessons, prompts, tokenizer, tokenizer.eos_token_id), lessons, strict=True
+    ):
+        ids = [*example.prompt_ids, *example.response_ids]
+        assert ids.count(think) == 1
+        assert example.response_ids[0] == think
+        assert example.response_ids.index(stop) == len(example.response_ids) - 1
+        assert tokenizer.decode(ids).endswith(f"<|im_start|>assistant\n{lesson.trace.text}<|im_end|>")
+        assert tokenizer.decode(example.response_ids[example.answer_start : -1]) == lesson.trace.answer
+        assert parse_ranking(lesson.trace.text, len(lesson.task.candidates), True).valid
+
+
+def test_the_plain_form_of_a_conversation_is_in_the_corpus() -> None:
+    gr2, items = load_template(prompt_file("gr2")), replace(ITEMS, sids=SIDS)
+    lessons = write_lessons(TASKS, reasoner(), gr2, items)
+    tokenizer = chat_tokenizer(None)
+    prompts = PromptBuilder(gr2, items, tokenizer, 10_000)
+    for example, text in zip(
+        encode_lessons(lessons, prompts, tokenizer, tokenizer.eos_token_id),
+        lesson_texts(lessons, gr2, items),
+        strict=True,
+    ):
+        assert tokenizer.decode([*example.prompt_ids, *example.response_ids[:-1]]) == text
+        assert text.startswith(gr2.fill("system") + "\nHistory of the user")

@@ -20,7 +20,8 @@ from recbole_dgr2.report.schema import DECODE_KEYS, ROW_KEYS, RUN_KEYS, check_re
 from run_recbole_dgr2 import main
 from tests.toy_run import ROOT, TINY, Finished, run
 
-MODELS = ("retriever", "ar_teacher", "naive", "conversion")
+MODELS = ("retriever", "ar_teacher", "naive", "conversion", "distillation", "reinforcement")
+STAGES = ("ar_teacher", "conversion", "distillation", "reinforcement")
 TIMES = ("seconds", "tokens_per_second", "speedup_vs_ar")
 
 
@@ -48,10 +49,10 @@ def test_the_report_has_its_schema(finished: Finished) -> None:
     assert report["n_users"] == 60
     assert 0 < report["n_hits"] < 60
     assert {"recbole", "torch", "transformers", "python"} <= set(report["versions"])
-    assert {"retriever", "candidates", "ar_teacher", "conversion", "evaluation"} <= set(report["phases"])
+    assert {"retriever", "candidates", *STAGES, "evaluation"} <= set(report["phases"])
     assert tuple(models(report)) == MODELS
     for row in models(report).values():
-        assert tuple(row) == ROW_KEYS
+        assert tuple(row)[: len(ROW_KEYS)] == ROW_KEYS
         assert set(row["all"]) == set(METRICS)
         assert set(row["hits"]) == {name for name in METRICS if not name.endswith("@10")}
         assert row["hits"]["recall@5"] >= row["all"]["recall@5"]
@@ -70,16 +71,16 @@ def test_the_report_has_its_schema(finished: Finished) -> None:
 def test_it_is_written_with_the_stages(finished: Finished) -> None:
     assert json.loads((finished.folder / "report.json").read_text()) == finished.report
     names = {path.name for path in finished.folder.iterdir()}
-    assert {"report.json", "run.log", "ar_teacher", "conversion"} <= names
+    assert {"report.json", "run.log", *STAGES} <= names
     assert not [
         name for name in names if name.endswith((".partial", ".part", ".tmp")) or name.startswith(".")
     ]
     log = (finished.folder / "run.log").read_text()
     assert "floor on hits" in log
     assert "\x1b" not in log
-    for stage in ("ar_teacher", "conversion"):
+    for parent, stage in zip((None, *STAGES), STAGES, strict=False):
         _, info = load_stage(finished.folder / stage)
-        assert info.stage == stage
+        assert (info.stage, info.parent) == (stage, parent)
         assert (info.block_diffusion is None) == (stage == "ar_teacher")
     assert not list(finished.folder.parent.parent.glob("log*"))
 
@@ -90,7 +91,7 @@ def test_a_second_run_reuses_finished_stages(finished: Finished, here: Path) -> 
     weights = (here / "again" / "conversion" / "model.safetensors").stat()
     assert figures(run(here, run_dir=str(here / "again"))) == figures(finished.report)
     log = (here / "again" / "run.log").read_text()
-    assert log.count("is finished and up to date, reused") == 2
+    assert log.count("is finished and up to date, reused") == 4
     assert "epoch 0 training" not in log.replace("INFO epoch", "")  # the retriever is trained again
     assert (here / "again" / "conversion" / "model.safetensors").stat().st_mtime_ns == weights.st_mtime_ns
 
@@ -108,8 +109,45 @@ def test_conversion_alone_starts_from_the_teacher_of_an_earlier_run(finished: Fi
     before = models(figures(finished.report))
     for name, row in models(figures(report)).items():
         assert row == before[name]
+    without = run(here, run_dir=str(here / "again"), stages=["conversion"], naive_row=False)
+    assert tuple(models(without)) == ("retriever", "conversion")
     with pytest.raises(ValueError, match="was trained on other data: its n_candidates is 6, here 5"):
         run(here, run_dir=str(here / "again"), stages=["conversion"], n_candidates=5)
+
+
+def test_later_stages_alone_start_from_an_earlier_run(finished: Finished, here: Path) -> None:
+    for first, stages, left in (
+        ("reinforcement", ["reinforcement"], ()),
+        ("without", ["distillation", "reinforcement"], ("reinforcement", "distillation")),
+    ):
+        shutil.copytree(finished.folder, here / first, ignore=shutil.ignore_patterns(*left, "report.json"))
+        report = run(here, run_dir=str(here / first), stages=stages)
+        before = models(figures(finished.report))
+        assert tuple(models(report)) == ("retriever", *stages)
+        assert models(figures(report)) == {name: before[name] for name in ("retriever", *stages)}
+    shutil.copytree(
+        finished.folder, here / "cft", ignore=shutil.ignore_patterns("distillation", "report.json")
+    )
+    run(here, run_dir=str(here / "cft"), stages=["reinforcement"])
+    assert load_stage(here / "cft" / "reinforcement")[1].parent == "conversion"
+    with pytest.raises(
+        ValueError, match="block_size: the checkpoint was converted with 32 but 16 is asked for"
+    ):
+        run(here, run_dir=str(here / "cft"), stages=["reinforcement"], block_size=16)
+
+
+def test_the_teacher_with_reinforcement_learning(here: Path) -> None:
+    keys = {f"ar_teacher_rl_{name}": 2 for name in ("groups", "group_size")}
+    report = run(here, stages=["ar_teacher", "conversion"], ar_teacher_rl_iterations=1, **keys)
+    assert [row["name"] for row in report["rows"]][-4:] == [
+        "ar_teacher",
+        "ar_teacher_rl",
+        "naive",
+        "conversion",
+    ]
+    (folder,) = here.glob("saved/toy-*")
+    assert load_stage(folder / "ar_teacher_rl")[1].parent == "ar_teacher"
+    assert load_stage(folder / "conversion")[1].parent == "ar_teacher_rl"
 
 
 def test_the_retriever_alone(finished: Finished, here: Path) -> None:
@@ -142,7 +180,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"backbone": "./absent"}, "no folder './absent'"),
     (
         {"stages": ["conversion"]},
-        "they start from the teacher of an earlier run, and there is no .*ar_teacher",
+        "they start from the ar_teacher of an earlier run, and there is no .*ar_teacher",
+    ),
+    (
+        {"stages": ["reinforcement"]},
+        "they start from the distillation of an earlier run.*add distillation to stages",
+    ),
+    (
+        {"stages": ["ar_teacher", "distillation"]},
+        "distillation starts from conversion, not from ar_teacher; add conversion",
     ),
     ({"embedded_max_positions": 64}, "the prompt has .* tokens without any history"),
     ({"embedded_vocab_size": 300, "n_candidates": 80}, "vocab_size must be >= 338"),

@@ -22,7 +22,14 @@ def opened(finished: Finished) -> OpenRun:
 
 
 def test_systems_of_a_run(opened: OpenRun) -> None:
-    assert opened.systems == ("retriever", "conditional_logit", "ar_teacher", "conversion")
+    assert opened.systems == (
+        "retriever",
+        "conditional_logit",
+        "ar_teacher",
+        "conversion",
+        "distillation",
+        "reinforcement",
+    )
     with pytest.raises(ValueError, match="system 'lambdarank': this run has retriever, conditional_logit"):
         opened.recommend(["u1"], "lambdarank")
 

@@ -19,7 +19,7 @@ from recbole_dgr2.report.throughput import Throughput
 SCHEMA = {
     "dataset", "retriever", "n_candidates", "n_users", "n_hits", "seed", "versions", "phases", "rows",
 }  # fmt: skip
-ROW = ["name", "all", "hits", "ci95", "valid_rate", "failures", "decode"]
+ROW = ["name", "all", "hits", "ci95", "valid_rate", "failures", "decode", "faithfulness"]
 DECODE = [
     "mode", "tau", "block_size", "batch_size", "tokens", "seconds", "tokens_per_second",
     "tokens_per_forward", "speedup_vs_ar",

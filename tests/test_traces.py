@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from recbole_dgr2.data.evidence import FACTS
 from recbole_dgr2.data.item_text import ItemText
-from recbole_dgr2.data.prompt import label, load_template, render_prompt, slot_of_label
+from recbole_dgr2.data.prompt import label, render_prompt, slot_of_label
 from recbole_dgr2.data.ranking import parse_ranking
+from recbole_dgr2.data.template import load_template
 from recbole_dgr2.data.traces import CITED, write_evidence_trace
 from recbole_dgr2.paths import prompt_file
+from tests.chat import SIDS
 from tests.reranking import ITEMS, reasoner, task, template
+
+NAMED = replace(ITEMS, sids=SIDS)
 
 
 def test_a_trace_by_hand() -> None:
@@ -60,24 +64,51 @@ def test_answers_parse_back_and_facts_are_true(seed: int, n: int, n_facts: int) 
             assert int(level) == levels[slot, FACTS.index(fact)]
 
 
-def test_shipped_traces_parse() -> None:
-    shipped = load_template(prompt_file("compact"))
+@pytest.mark.parametrize("name", ["compact", "gr2"])
+def test_shipped_traces_parse(name: str) -> None:
+    shipped = load_template(prompt_file(name))
     for n in (1, 2, 3, 10):
         given_task = task(candidates=(1,) * n, levels=[[slot % 4, 0] for slot in range(n)])
         model = reasoner(n)
-        ranking = parse_ranking(write_evidence_trace(given_task, model, shipped, ITEMS).text, n, True)
+        ranking = parse_ranking(write_evidence_trace(given_task, model, shipped, NAMED).text, n, True)
         assert ranking.valid
         assert list(ranking.order) == model.order(given_task.levels, len(shipped.places)).tolist()
 
 
-@pytest.mark.parametrize("shipped", [False, True])
-def test_a_trace_depends_on_what_the_prompt_shows_alone(shipped: bool) -> None:
+def test_the_gr2_trace_word_for_word() -> None:
+    """Points 3 * match + 2 * popular + next: 5, 6 and 12; candidate 2 shares no category and goes with nothing."""
+    given_task = task(history=(4, 1, 2), candidates=(3, 5, 1), levels=[[1, 0, 2], [0, 3, 0], [2, 2, 2]])
+    found = write_evidence_trace(given_task, reasoner(3, 3), load_template(prompt_file("gr2")), NAMED)
+    assert found.reasoning == (
+        "<think>\n"
+        "Pattern: the user mostly chooses light, home.\n"
+        "Category: <c1><c3> are of these categories. Complement: <c1><c3> go with items of the history.\n"
+        "Comparison, points by facts: <c1> 5 <c2> 6 <c3> 12\n"
+        "First is <c3> <a_1><b_1>, 12 points, retriever score 2, popularity 2, follows the last item 2\n"
+        "Second is <c2> <a_2><b_5>, 6 points, popularity 3, retriever score 0, follows the last item 0\n"
+        "Third is <c1> <a_0><b_3>, 5 points, retriever score 1, follows the last item 2, popularity 0\n"
+    )
+    assert found.answer == (
+        '</think>\n\n{"explanation": "<c3> <a_1><b_1> comes first, retriever score 2, popularity 2, follows the last '
+        'item 2", "recommendations": ["<c3>","<c2>","<c1>"]}'
+    )
+
+
+def test_no_candidate_fits_or_complements() -> None:
+    given_task = task(history=(4,), candidates=(1, 2), levels=[[1, 1], [2, 0]])
+    found = write_evidence_trace(given_task, reasoner(2), load_template(prompt_file("gr2")), NAMED)
+    assert "Category: none are of these categories. Complement: none go with" in found.reasoning
+
+
+@pytest.mark.parametrize("name", [None, "compact", "gr2"])
+def test_a_trace_depends_on_what_the_prompt_shows_alone(name: str | None) -> None:
     """Two lists with one prompt, of different items and keys, have one trace."""
-    words = load_template(prompt_file("compact")) if shipped else template()
+    words = load_template(prompt_file(name)) if name else template()
     twins = ItemText(
         titles=("", "a", "b", "c", "a", "b", "c"),
         categories=((), ("x",), ("y",), ("z",), ("x",), ("y",), ("z",)),
-        brands=("", "k", "l", "m", "n", "o", "p"),
+        brands=("", "k", "l", "m", "k", "l", "m"),
+        sids={item: f"<a_{(item - 1) % 3}>" for item in range(1, 7)},
     )
     one = task(history=(1, 2), candidates=(3, 1), levels=[[1, 2], [3, 0]], key=1)
     other = replace(one, history=(4, 5), candidates=(6, 4), key=99)

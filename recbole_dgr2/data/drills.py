@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recbole_dgr2.data.examples import Example
-from recbole_dgr2.data.prompt import PromptTemplate
 from recbole_dgr2.data.reasoner import promote
-from recbole_dgr2.data.traces import write_answer, write_scores, write_strong
+from recbole_dgr2.data.template import PromptTemplate
+from recbole_dgr2.data.traces import Cited, write_answer, write_scores, write_strong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,8 +45,8 @@ def write_drills(
         row = random.permutation(scores[random.integers(len(scores))])
         scored = row.tolist()
         best = promote(row, len(row)).tolist()
-        head = ids(write_strong(places, best, scored, [""] * len(places), template))
-        answer = ids(write_answer(promote(row, len(template.places)).tolist(), "", template))
+        head = ids(write_strong(places, best, scored, [Cited()] * len(places), template))
+        answer = ids(write_answer(promote(row, len(template.places)).tolist(), Cited(), template))
         prompt = ids(template.fill("closing") + write_scores(scored, template))
         response = (*head, *answer, int(tokenizer.eos_token_id))
         drills.append(Example(_FIRST_KEY + number, prompt, response, len(head)))

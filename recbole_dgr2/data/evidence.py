@@ -7,7 +7,7 @@ form in which a prompt can show them. Nothing here sees a target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,17 +19,20 @@ from recbole_dgr2.data.candidates import Candidates
 from recbole_dgr2.data.item_text import ItemText
 from recbole_dgr2.data.sequences import Sequences
 
-FACTS = ("match", "popular", "next", "together", "kind", "words", "brand")
+FACTS = ("match", "popular", "next", "together", "words", "alike", "brand")
 """Names of the facts, in the order of the last axis of a fact array; first letters differ, prompts use them.
 
-match: the retriever's score, relative to the list. popular: interactions of the item (log). next: how often it
-followed or preceded the last item of the history. together: the same, summed over the recent history with decay.
-kind, words, brand: categories, title words and brand that it shares with the recent history.
+match: the retriever's score, relative to the list. popular: interactions of the item (log). next: how often it soon
+followed the last item of the history (log). together: how often it occurs near the other recent items, with decay.
+words: likeness of its text to that of the last item. alike: the same to the recent history, with decay. brand: share of
+the recent history that has its brand.
 """
 
 RECENT = 10
 DECAY = 0.8
 WINDOW = 5
+SOON, FADE = 3, 0.6
+"""Steps within which an item counts as followed by another, and how much less each further step counts."""
 _ROWS_AT_A_TIME = 1024
 
 
@@ -49,10 +52,10 @@ class Evidence:
     """float64 [n_items], log(1 + number of interactions)."""
     neighbours: sp.csr_matrix
     """float64 [n_items, n_items], cosine-normalised co-occurrence within WINDOW steps."""
-    categories: sp.csr_matrix
-    """float64 [n_items, n_categories], rows of unit length."""
-    words: sp.csr_matrix
-    """float64 [n_items, n_words], TF-IDF rows of unit length."""
+    followers: sp.csr_matrix
+    """float64 [n_items, n_items], row i, column j: how often j followed i within SOON steps, with FADE."""
+    text: sp.csr_matrix
+    """float64 [n_items, n_words], TF-IDF rows of unit length, of title, categories and brand."""
     brands: np.ndarray
     """int64 [n_items], 0 where the brand is unknown."""
 
@@ -68,8 +71,8 @@ def fit_evidence(sequences: Sequences, item_text: ItemText) -> Evidence:
     return Evidence(
         popularity=np.log1p(counts),
         neighbours=_cooccurrence(sequences),
-        categories=_category_matrix(item_text),
-        words=_word_matrix(item_text),
+        followers=_followers(sequences),
+        text=_text_matrix(item_text),
         brands=np.array([names.get(brand, 0) for brand in item_text.brands], dtype=np.int64),
     )
 
@@ -100,7 +103,7 @@ def _recent_items(histories: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _history_facts(evidence: Evidence, ids: np.ndarray, recent: np.ndarray) -> np.ndarray:
-    """next, together, kind, words and brand, float64 [R, N, 5], for candidates [R, N] and recent items [R, RECENT].
+    """next, together, words, alike and brand, float64 [R, N, 5], for candidates [R, N] and recent items [R, RECENT].
 
     The padding item shares nothing with any item, so short histories need no mask.
     """
@@ -108,20 +111,20 @@ def _history_facts(evidence: Evidence, ids: np.ndarray, recent: np.ndarray) -> n
     shape = (*ids.shape, RECENT)
     left = np.broadcast_to(ids[..., None], shape).ravel()
     right = np.broadcast_to(recent[:, None, :], shape).ravel()
+    last = np.broadcast_to(recent[:, :1], ids.shape)
+    followed = np.asarray(evidence.followers[last.ravel(), ids.ravel()]).reshape(ids.shape)
     near = np.asarray(evidence.neighbours[left, right]).reshape(shape)
-    kinds = _row_products(evidence.categories, left, right).reshape(shape)
-    words = _row_products(evidence.words, left, right).reshape(shape)
-    same_brand = ((evidence.brands[left] == evidence.brands[right]) & (evidence.brands[left] > 0)).reshape(
-        shape
-    )
+    likeness = _row_products(evidence.text, left, right).reshape(shape)
+    known = evidence.brands[left] > 0
+    same_brand = (known & (evidence.brands[left] == evidence.brands[right])).reshape(shape)
     length = np.maximum((recent > 0).sum(axis=1), 1)[:, None]
     weight = np.maximum(((recent > 0) * decay).sum(axis=1), 1e-12)[:, None]
     return np.stack(
         [
-            near[..., 0],
-            near @ decay,
-            kinds @ decay / weight,
-            words.max(axis=-1),
+            np.log1p(followed),
+            near[..., 1:] @ decay[1:],
+            likeness[..., 0],
+            likeness @ decay / weight,
             same_brand.sum(axis=-1) / length,
         ],
         axis=-1,
@@ -143,42 +146,44 @@ def _relative_scores(scores: np.ndarray) -> np.ndarray:
     return np.where(finite, (values - mean) / np.maximum(spread, 1e-12), 0.0)
 
 
+def _steps(sequences: Sequences, most: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each step from 1 to `most`: the step, and items of one user that many steps apart, earlier and later."""
+    user_of = np.repeat(np.arange(sequences.n_users), np.diff(sequences.offsets))
+    for step in range(1, most + 1):
+        same = user_of[step:] == user_of[:-step]
+        yield step, sequences.items[:-step][same], sequences.items[step:][same]
+
+
+def _pairs(n_items: int, counts: Sequence[tuple[float, np.ndarray, np.ndarray]]) -> sp.csr_matrix:
+    """float64 [n_items, n_items]: the summed weights of (weight, first items, second items)."""
+    weights = np.concatenate([np.full(len(first), weight) for weight, first, _ in counts])
+    places = [np.concatenate(part) for part in zip(*(entry[1:] for entry in counts), strict=True)]
+    return sp.coo_matrix((weights, places), shape=(n_items, n_items)).tocsr()
+
+
 def _cooccurrence(sequences: Sequences) -> sp.csr_matrix:
     """Pairs of items at most WINDOW steps apart in a user's sequence, normalised by both items' totals."""
-    user_of = np.repeat(np.arange(sequences.n_users), np.diff(sequences.offsets))
-    left, right = [], []
-    for step in range(1, WINDOW + 1):
-        same = user_of[step:] == user_of[:-step]
-        left.append(sequences.items[:-step][same])
-        right.append(sequences.items[step:][same])
-    first, second = np.concatenate(left), np.concatenate(right)
-    shape = (sequences.n_items, sequences.n_items)
-    pairs = sp.coo_matrix((np.ones(len(first)), (first, second)), shape=shape).tocsr()
+    pairs = _pairs(
+        sequences.n_items, [(1.0, first, second) for _, first, second in _steps(sequences, WINDOW)]
+    )
     pairs = pairs + pairs.T
     scale = 1.0 / np.sqrt(np.maximum(np.asarray(pairs.sum(axis=1)).ravel(), 1.0))
     return (sp.diags(scale) @ pairs @ sp.diags(scale)).tocsr()
 
 
-def _category_matrix(item_text: ItemText) -> sp.csr_matrix:
-    names = {
-        name: column for column, name in enumerate(sorted({c for row in item_text.categories for c in row}))
-    }
-    rows = [row for row, categories in enumerate(item_text.categories) for _ in categories]
-    columns = [names[name] for categories in item_text.categories for name in categories]
-    matrix = sp.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(item_text), max(len(names), 1)))
-    return _unit_rows(matrix)
+def _followers(sequences: Sequences) -> sp.csr_matrix:
+    return _pairs(
+        sequences.n_items,
+        [(FADE ** (step - 1), first, second) for step, first, second in _steps(sequences, SOON)],
+    )
 
 
-def _word_matrix(item_text: ItemText) -> sp.csr_matrix:
-    documents = [item_text.titles[item] for item in range(len(item_text))]
-    if not any(documents):
-        return sp.csr_matrix((len(item_text), 1))
+def _text_matrix(item_text: ItemText) -> sp.csr_matrix:
+    parts = zip(item_text.titles, item_text.categories, item_text.brands, strict=True)
+    documents = [" ".join([title, *categories, brand]) for title, categories, brand in parts]
+    if not any(document.strip() for document in documents):
+        return sp.csr_matrix((len(documents), 1))
     return TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b").fit_transform(documents).tocsr()
-
-
-def _unit_rows(matrix: sp.csr_matrix) -> sp.csr_matrix:
-    norms = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
-    return (sp.diags(1.0 / np.maximum(norms, 1e-12)) @ matrix).tocsr()
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from recbole_dgr2.data.examples import Example
 from recbole_dgr2.data.item_text import ItemText
-from recbole_dgr2.data.prompt import PromptBuilder, PromptTemplate, render_prompt
+from recbole_dgr2.data.prompt import PromptBuilder, render_prompt
 from recbole_dgr2.data.reasoner import Reasoner
 from recbole_dgr2.data.tasks import RankingTask
+from recbole_dgr2.data.template import PromptTemplate
 from recbole_dgr2.data.traces import Trace, write_evidence_trace
 
 if TYPE_CHECKING:

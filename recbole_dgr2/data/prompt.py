@@ -1,53 +1,36 @@
-"""Prompts as data: a template file of named sections, filled for one user's list of candidates.
+"""Prompts: a template filled for one user's list of candidates, as text and as token ids within a budget.
 
-A template is a YAML file under `properties/prompt/`. Each section is text with `$name` placeholders; the sections and
-the placeholders each may use are checked when the file is loaded. Candidates are named by labels `<c1>` .. `<cN>` in
-the retriever's order; every tokenizer gets them as single tokens, so an answer is one token a candidate.
+Candidates are named by labels `<c1>` .. `<cN>` in the retriever's order; every tokenizer gets them as single tokens, so
+an answer is one token a candidate. Each line of a prompt is tokenised apart, so its tokens do not depend on the lines
+around it and the spans of the candidates are exact.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from string import Template
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-import yaml
-
+from recbole_dgr2.data.chat import end_of_turn, frame_of
 from recbole_dgr2.data.item_text import UNKNOWN, ItemText
 from recbole_dgr2.data.tasks import RankingTask
+from recbole_dgr2.data.template import PromptTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LABEL = re.compile(r"<c([1-9][0-9]{0,5})>")
 _OPENING_BRACKET = re.compile(r"([<\[])(?=\S)")
+_HISTORY = "\0"
+"""Stands for the history while the opening is filled."""
+_KEPT_LINES = 2**16
+"""Lines whose tokens are remembered: items come back in many prompts, and prompts in every stage."""
 
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "opening": ("kinds", "history"),
-    "history_item": ("title", "kinds"),
-    "candidate": ("label", "title", "kinds", "facts"),
-    "fact": ("name", "symbol", "level"),
-    "closing": (),
-    "pattern": ("kinds",),
-    "scores": ("scores",),
-    "score": ("label", "score"),
-    "strong": ("place", "score", "label", "facts"),
-    "cited_fact": ("name", "symbol", "level"),
-    "answer": ("label", "facts", "ranking"),
-}
-"""Sections of a template and the placeholders that each may use."""
-
-REQUIRED: dict[str, str] = {"candidate": "label", "answer": "ranking"}
-"""Placeholders without which a section cannot do its work."""
-
-LISTS: tuple[str, ...] = ("places", "drill_places")
-NUMBERS: tuple[str, ...] = ("history_items", "title_words")
+Tokens = tuple[int, ...]
 
 
 def label(slot: int) -> str:
@@ -62,7 +45,7 @@ def slot_of_label(text: str) -> int | None:
 
 
 def plain(text: str) -> str:
-    """Data-set text that no tokenizer can take for a label or a special token.
+    """Data-set text that no tokenizer can take for a label, a semantic ID or a special token.
 
     Such tokens are written in brackets without a space after the first (`<c3>`, `<|eos|>`, `[SEP]`), and tokenizers
     find them in any text, in a title as well. A space goes after every opening bracket of that kind.
@@ -71,97 +54,28 @@ def plain(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Token ids, and the half-open token span [start, end) of every candidate's line."""
+class TokenLimits:
+    """Most tokens of a candidate's line and of the listed history; None: no limit of their own."""
 
-    token_ids: tuple[int, ...]
-    candidate_spans: tuple[tuple[int, int], ...]
+    candidate: int | None = None
+    history: int | None = None
+
+
+NO_LIMITS = TokenLimits()
 
 
 @dataclass(frozen=True)
-class PromptTemplate:
-    """Sections of a prompt and of the reasoning trace that answers it; see SECTIONS for their placeholders."""
+class Prompt:
+    """Token ids, the half-open token span [start, end) of every candidate's line, and what was left out to fit.
 
-    sections: dict[str, Template]
-    places: tuple[str, ...]
-    """Words for the candidates that the trace discusses, best first; their number is how many it discusses."""
-    history_items: int
-    """History items that are listed, newest last."""
-    title_words: int
-    """Words of a title that are shown; the rest is cut."""
-    drill_places: tuple[str, ...] = ()
-    """Words for the candidates after those of `places` that a drill names as well, for practice."""
-
-    def fill(self, section: str, **values: object) -> str:
-        """The section's text with its placeholders filled."""
-        return self.sections[section].substitute(values)
-
-    def render_fact(self, section: str, name: str, level: int) -> str:
-        """One fact of a candidate in words; `section` is `fact` or `cited_fact`."""
-        return self.fill(section, name=name, symbol=name[0], level=int(level))
-
-
-def load_template(path: Path) -> PromptTemplate:
-    """Read and check a template file.
-
-    Raises:
-        FileNotFoundError: no such template; the near ones are named.
-        ValueError: a section is missing, unknown, or uses a placeholder that it may not.
+    dropped_history: history items that the template lists and the budget does not allow. cut_candidates: candidates
+    whose title was shortened for the budget.
     """
-    if not path.is_file():
-        known = sorted(other.stem for other in path.parent.glob("*.yaml"))
-        near = difflib.get_close_matches(path.stem, known, n=1) or known
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise FileNotFoundError(f"prompt {path.stem!r}: no file {path}{hint}")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected sections {', '.join(SECTIONS)}")
-    expected = (*SECTIONS, *LISTS, *NUMBERS)
-    for name in values:
-        if name not in expected:
-            near = difflib.get_close_matches(str(name), expected, n=1)
-            raise ValueError(
-                f"{path}: unknown section {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
-    for name in expected:
-        if name not in values:
-            raise ValueError(f"{path}: section {name!r} is missing")
-    for name in NUMBERS:
-        if not isinstance(values[name], int) or values[name] < 0:
-            raise ValueError(f"{path}: {name} is {values[name]!r}; expected a whole number of at least 0")
-    for name in LISTS:
-        if not isinstance(values[name], list):
-            raise ValueError(f"{path}: {name} is {values[name]!r}; expected a list of words")
-    sections = {name: _section(path, name, values[name]) for name in SECTIONS}
-    places, drill_places = (tuple(str(place) for place in values[name]) for name in LISTS)
-    if not places:
-        raise ValueError(
-            f"{path}: places is empty; expected a word for each candidate to promote, e.g. [first, second]"
-        )
-    return PromptTemplate(sections, places, values["history_items"], values["title_words"], drill_places)
 
-
-def _section(path: Path, name: str, text: object) -> Template:
-    if not isinstance(text, str):
-        raise ValueError(f"{path}: section {name!r} is {text!r}; expected text in quotes")
-    template = Template(text)
-    used = set()
-    for match in template.pattern.finditer(text):
-        if match["invalid"] is not None:
-            raise ValueError(
-                f"{path}: section {name!r} has a $ that begins no placeholder; write $$ for a dollar sign"
-            )
-        used.add(match["named"] or match["braced"])
-    wrong = sorted(used - {None, *SECTIONS[name]})
-    if wrong:
-        allowed = ", ".join(f"${placeholder}" for placeholder in SECTIONS[name]) or "none"
-        raise ValueError(f"{path}: section {name!r} uses ${wrong[0]}; its placeholders are {allowed}")
-    if name in REQUIRED and REQUIRED[name] not in used:
-        raise ValueError(f"{path}: section {name!r} must use ${REQUIRED[name]}")
-    return template
+    token_ids: Tokens
+    candidate_spans: tuple[tuple[int, int], ...]
+    dropped_history: int = 0
+    cut_candidates: int = 0
 
 
 class PromptBuilder:
@@ -173,63 +87,162 @@ class PromptBuilder:
         item_text: ItemText,
         tokenizer: PreTrainedTokenizerBase,
         max_tokens: int,
+        limits: TokenLimits = NO_LIMITS,
     ) -> None:
-        """`max_tokens` is the longest prompt that leaves room for a response."""
+        """`max_tokens` is the longest prompt that leaves room for a response; `limits` are those of its parts.
+
+        Raises:
+            ValueError: the template shows semantic IDs and there are none, or the tokenizer's chat template does not
+                fit it, or ends a turn with another token than its EOS (see `end_with_turn`).
+        """
+        require_sids(template, item_text.sids is not None)
+        end = end_of_turn(template, tokenizer)
+        if end != tokenizer.eos_token_id:
+            raise ValueError(
+                f"prompt {template.name!r}: a turn ends with {tokenizer.convert_ids_to_tokens(end)!r}, but the "
+                f"tokenizer's EOS is {tokenizer.eos_token!r}; set eos_token in the backbone's folder to the former"
+            )
         self.template = template
         self.item_text = item_text
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
+        self.limits = limits
+        self._ids = lru_cache(maxsize=_KEPT_LINES)(self._encode)
+        frame = frame_of(template, tokenizer)
+        self._head = self._ids(frame.head)
+        self._closing = self._ids(template.fill("closing") + frame.tail)
 
     def build(self, task: RankingTask) -> Prompt:
         """The prompt of one task. Too long a prompt loses its oldest history items first, never a candidate.
 
         Raises:
-            ValueError: the candidates alone do not fit; the task is named.
+            ValueError: the candidates alone do not fit, or a candidate's label, semantic ID and facts alone; what to
+                change is named.
         """
-        for listed in range(min(self.template.history_items, len(task.history)), -1, -1):
-            texts = render_prompt(self.template, self.item_text, task, listed)
-            pieces = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-            if sum(map(len, pieces)) <= self.max_tokens:
-                return _join(pieces)
-        raise ValueError(
-            f"list {task.key}: the prompt has {sum(map(len, pieces))} tokens without any history, the model's limit "
-            f"leaves {self.max_tokens}; lower n_candidates or max_new_tokens"
+        before, history, after = _opening(self.template, self.item_text, task)
+        opening = (*self._head, *self._ids(before)), self._ids(after)
+        lines = [self._candidate_line(task, slot) for slot in range(len(task.candidates))]
+        rest = [ids for ids, _ in lines]
+        room = self.max_tokens - sum(map(len, (*opening, *rest, self._closing)))
+        if room < 0:
+            raise ValueError(
+                f"list {task.key}: the prompt has {self.max_tokens - room} tokens without any history, the model's "
+                f"limit leaves {self.max_tokens}; lower n_candidates or max_new_tokens, or set candidate_tokens"
+            )
+        shown = self._newest(history, room)
+        start = sum(map(len, (*opening, *shown)))
+        spans = []
+        for ids in rest:
+            spans.append((start, start + len(ids)))
+            start += len(ids)
+        pieces = (opening[0], *shown, opening[1], *rest, self._closing)
+        return Prompt(
+            token_ids=tuple(token for piece in pieces for token in piece),
+            candidate_spans=tuple(spans),
+            dropped_history=len(history) - len(shown),
+            cut_candidates=sum(cut for _, cut in lines),
         )
 
+    def _newest(self, history: Sequence[int], room: int) -> list[Tokens]:
+        """Lines of the newest of the items that fit, oldest first: an item is only shown with all newer ones."""
+        if self.limits.history is not None:
+            room = min(room, self.limits.history)
+        lines: list[Tokens] = []
+        for item in reversed(history):
+            line = self._ids(_history_item(self.template, self.item_text, item))
+            room -= len(line)
+            if room < 0:
+                break
+            lines.insert(0, line)
+        return lines
 
-def _join(pieces: list[list[int]]) -> Prompt:
-    bounds = np.cumsum([0, *map(len, pieces)])
-    spans = tuple((int(bounds[i]), int(bounds[i + 1])) for i in range(1, len(pieces) - 1))
-    return Prompt(tuple(token for piece in pieces for token in piece), spans)
+    def _candidate_line(self, task: RankingTask, slot: int) -> tuple[Tokens, bool]:
+        """A candidate's line with as few words cut as its limit asks for, and whether any was."""
+
+        def line(cut: int) -> Tokens:
+            return self._ids(_candidate(self.template, self.item_text, task, slot, cut))
+
+        whole, limit = line(0), self.limits.candidate
+        if limit is None or len(whole) <= limit:
+            return whole, False
+        cuts = range(1, _cuttable(self.template, self.item_text, task.candidates[slot]) + 1)
+        place = bisect_left(cuts, True, key=lambda cut: len(line(cut)) <= limit)
+        if place == len(cuts):
+            least = len(line(len(cuts)))
+            raise ValueError(
+                f"candidate_tokens is {limit}: label, semantic ID and facts of a candidate have {least} tokens alone; "
+                f"expected at least {least}"
+            )
+        return line(cuts[place]), True
+
+    def _encode(self, text: str) -> Tokens:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def require_sids(template: PromptTemplate, there: bool) -> None:
+    """Raise ValueError where a template shows semantic IDs and items have none (`there`: whether they have)."""
+    if template.shows_sids and not there:
+        raise ValueError(
+            f"prompt {template.name!r} uses $sid, but there are no semantic IDs; set semantic_ids, or use a prompt "
+            "without $sid, such as compact"
+        )
 
 
 def render_prompt(template: PromptTemplate, item_text: ItemText, task: RankingTask, listed: int) -> list[str]:
-    """Texts of the opening, of each candidate, and of the closing; `listed` history items are shown."""
-    shown = task.history[max(len(task.history) - listed, 0) :]
-    history = "".join(
-        template.fill("history_item", **_item_words(template, item_text, item)) for item in shown
-    )
-    opening = template.fill(
-        "opening", kinds=" ".join(history_kinds(item_text, task.history)), history=history
-    )
-    lines = [
-        template.fill(
-            "candidate",
-            label=label(slot),
-            facts="".join(
-                template.render_fact("fact", name, level)
-                for name, level in zip(task.fact_names, task.levels[slot], strict=True)
-            ),
-            **_item_words(template, item_text, item),
-        )
-        for slot, item in enumerate(task.candidates)
-    ]
-    return [opening, *lines, template.fill("closing")]
+    """Texts of the opening, of each candidate, and of the closing, in the plain form; no budget cuts anything.
+
+    Of the history items that the template lists, the newest `listed` are shown.
+    """
+    frame = frame_of(template, None)
+    before, items, after = _opening(template, item_text, task)
+    shown = items[max(len(items) - listed, 0) :]
+    history = "".join(_history_item(template, item_text, item) for item in shown)
+    lines = [_candidate(template, item_text, task, slot, 0) for slot in range(len(task.candidates))]
+    return [frame.head + before + history + after, *lines, template.fill("closing") + frame.tail]
 
 
-def _item_words(template: PromptTemplate, item_text: ItemText, item: int) -> dict[str, str]:
-    title = " ".join(item_text.title(item).split()[: template.title_words])
-    return {"title": plain(title), "kinds": plain(" ".join(item_text.categories[item]))}
+def _opening(
+    template: PromptTemplate, item_text: ItemText, task: RankingTask
+) -> tuple[str, tuple[int, ...], str]:
+    """Text before the history, the items that the template lists, and text after; none are listed without a place."""
+    kinds = template.separator.join(history_kinds(item_text, task.history)).replace(_HISTORY, "")
+    before, place, after = template.fill("opening", kinds=kinds, history=_HISTORY).partition(_HISTORY)
+    listed = min(template.history_items, len(task.history)) if place else 0
+    return before, task.history[len(task.history) - listed :], after
+
+
+def _history_item(template: PromptTemplate, item_text: ItemText, item: int) -> str:
+    return template.fill("history_item", **_item_words(template, item_text, item, 0))
+
+
+def _candidate(template: PromptTemplate, item_text: ItemText, task: RankingTask, slot: int, cut: int) -> str:
+    """The line of the candidate in `slot`, `cut` of its words left out."""
+    facts = zip(task.fact_names, task.levels[slot].tolist(), strict=True)
+    return template.fill(
+        "candidate",
+        label=label(slot),
+        facts="".join(template.render_fact("fact", name, level) for name, level in facts),
+        **_item_words(template, item_text, task.candidates[slot], cut),
+    )
+
+
+def _item_words(template: PromptTemplate, item_text: ItemText, item: int, cut: int) -> dict[str, str]:
+    """An item in words, `cut` of them left out: the last of the title first, then broad categories, then the brand."""
+    title = item_text.title(item).split()[: template.title_words]
+    kinds, brand = item_text.categories[item] or (UNKNOWN,), item_text.brands[item] or UNKNOWN
+    kept = len(title) + len(kinds) + 1 - cut
+    return {
+        "sid": item_text.sid(item),
+        "title": plain(" ".join(title[: max(kept - len(kinds) - 1, 0)])),
+        "kinds": plain(template.separator.join(kinds[max(len(kinds) + 1 - kept, 0) :])),
+        "brand": plain(" ".join(brand.split())) if kept else "",
+    }
+
+
+def _cuttable(template: PromptTemplate, item_text: ItemText, item: int) -> int:
+    """How many words of an item can be left out."""
+    title = item_text.title(item).split()[: template.title_words]
+    return len(title) + len(item_text.categories[item] or (UNKNOWN,)) + 1
 
 
 def history_kinds(item_text: ItemText, history: Sequence[int], recent: int = 10, most: int = 2) -> list[str]:

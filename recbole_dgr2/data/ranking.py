@@ -8,7 +8,7 @@ order), so that a caller always gets a permutation. The reward is also the evalu
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,33 +64,67 @@ def parse_ranking(text: str, n: int, finished: bool) -> Ranking:
     return Ranking(order, not failures, failures)
 
 
-def reward(slot_before: int, slot_after: int, n: int, valid: bool) -> float:
+def reward(slot_before: int, slot_after: int, n: int, valid: bool, conditional_bonus: bool = True) -> float:
     """Re-ranking reward R = R_rank + 0.2 * R_fmt of one answer (Diffusion-GR2, Eq. 3 and Section 3.6).
 
     R_rank = (slot before - slot after) / n. The format bonus is paid only where the target strictly rises, or was
-    first and stays first; otherwise copying the input order would earn it. An invalid answer gets -1.
+    first and stays first; otherwise copying the input order would earn it (`conditional_bonus` False: it is paid for
+    every valid answer, as an ablation). An invalid answer gets -1.
     """
     if not valid:
         return -1.0
     rises = slot_after < slot_before or slot_before == slot_after == 0
-    return (slot_before - slot_after) / n + (_FORMAT_BONUS if rises else 0.0)
+    return (slot_before - slot_after) / n + (_FORMAT_BONUS if rises or not conditional_bonus else 0.0)
 
 
-def _recommended_labels(text: str) -> Sequence[str] | None:
-    """Entries of "recommendations" in the last JSON object of `text`; None where there is no such list of strings.
+@dataclass(frozen=True)
+class Judgement:
+    """What an answer is worth: its reward, whether it is valid, and whether it is valid and repeats the input order."""
+
+    reward: float
+    valid: bool
+    copied: bool
+
+
+@dataclass(frozen=True)
+class RankingJudge:
+    """Rewards answers of lists whose targets are candidates.
+
+    slots: slot of the target and number of candidates, by the list's key. conditional_bonus: see `reward`.
+    """
+
+    slots: Mapping[int, tuple[int, int]]
+    conditional_bonus: bool = True
+
+    def __call__(self, key: int, text: str, finished: bool) -> Judgement:
+        """The judgement of one raw answer; `finished` as in `parse_ranking`."""
+        slot, n = self.slots[key]
+        ranking = parse_ranking(text, n, finished)
+        value = reward(slot, ranking.order.index(slot), n, ranking.valid, self.conditional_bonus)
+        return Judgement(value, ranking.valid, ranking.valid and ranking.order == tuple(range(n)))
+
+
+def last_object(text: str) -> tuple[int, int, dict[str, object]]:
+    """Start, end and content of the last JSON object in `text`; it is empty, at the end, where there is none.
 
     An object inside another, or inside a text of another, is none of its own.
     """
     decoder = json.JSONDecoder()
-    found: dict[str, object] = {}
+    found: tuple[int, int, dict[str, object]] = (len(text), len(text), {})
     start = text.find("{")
     while start >= 0:
         try:
-            found, end = decoder.raw_decode(text, start)
+            content, end = decoder.raw_decode(text, start)
+            found = (start, end, content)
         except (ValueError, RecursionError):  # degenerate answers nest without end, or hold endless numbers
             end = start + 1
         start = text.find("{", end)
-    labels = found.get("recommendations")
+    return found
+
+
+def _recommended_labels(text: str) -> Sequence[str] | None:
+    """Entries of "recommendations" in the last JSON object of `text`; None where there is no such list of strings."""
+    labels = last_object(text)[2].get("recommendations")
     if isinstance(labels, list) and all(isinstance(label, str) for label in labels):
         return labels
     return None

@@ -278,7 +278,11 @@ def _round_up(rows: int) -> int:
 def _grow(backbone: Backbone, rows: int) -> None:
     """At least `rows` embedding rows, in multiples of 64; no-op where they are there."""
     if rows > backbone.rows:
-        backbone.model.resize_token_embeddings(_round_up(rows), mean_resizing=False)
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # spare rows are part of the starting weights a stage is resumed by
+            torch.manual_seed(rows)
+            backbone.model.resize_token_embeddings(_round_up(rows), mean_resizing=False)
 
 
 @torch.no_grad()

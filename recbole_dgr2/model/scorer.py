@@ -63,6 +63,21 @@ class Retriever:
         """0-based epoch of the weights."""
         return self.info.best_epoch
 
+    def item_table(self) -> np.ndarray:
+        """The model's own item embeddings, float32 [>= n_items, d] by internal id.
+
+        Raises:
+            ValueError: it has none, like the models that keep item similarities.
+        """
+        n_items = self.info.vocabulary.n_items
+        for name, weight in self.model.named_parameters():
+            # a masked model (BERT4Rec) keeps a row more
+            if "item" in name and weight.dim() == 2 and n_items <= len(weight) <= n_items + 1:
+                return weight.detach().float().cpu().numpy()
+        raise ValueError(
+            f"retriever {self.name}: has no item embeddings; use another such as BPR or SASRec, or sid_embeddings=text"
+        )
+
     @torch.no_grad()
     def score(self, users: np.ndarray, histories: list[np.ndarray]) -> torch.Tensor:
         """Scores of all items, in the model's own precision (float32 or float64).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recbole_dgr2.data.parts import SPLITS
 from recbole_dgr2.report.comparison import comparison_cells
 from recbole_dgr2.report.floors import LEAKY_NOTE, floor_cells
 
@@ -135,7 +136,12 @@ def _with_interval(row: Mapping[str, Any], metric: str) -> str:
 
 def _commands(content: Mapping[str, Any]) -> list[str]:
     start = f"python -m recbole_dgr2.benchmark --dataset={content['dataset']} --output=results/beauty.json"
-    parts = [
-        f"{start} --{key}={','.join(content[key])}" for key in ("retrievers", "splits") if content.get(key)
-    ]
+    parts = [f"{start} --retrievers={','.join(content['retrievers'])}"] if content.get("retrievers") else []
+    if content.get("splits"):
+        named = (_named_splits(name, tuple(found)) for name, found in content["splits"].items())
+        parts.append(f"{start} --splits={','.join(named)}")
     return parts or [start]
+
+
+def _named_splits(retriever: str, splits: tuple[str, ...]) -> str:
+    return retriever if splits == SPLITS else f"{retriever}:{'+'.join(splits)}"

@@ -1,8 +1,8 @@
-"""The plots of a benchmark: accuracy against throughput, and speed-up against length or batch (matplotlib)."""
+"""The plots of a benchmark (accuracy against throughput, speed-up against length or batch) and of a diagnosis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,36 @@ def plot_speedups(curves: Sequence[Curve], axis: str, path: Path) -> None:
         axes.minorticks_off()
         axes.set_xlabel(axis)
         axes.set_ylabel("speed-up over autoregressive")
+        axes.set_ylim(bottom=0)
+
+    _save(draw, path)
+
+
+def plot_calibration(found: Mapping[str, Any], path: Path) -> None:
+    """Share of commits that the teacher agrees with against their confidence, a curve a stage of a diagnosis."""
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color="#888888", linewidth=0.8, linestyle="--")
+        for index, (name, figures) in enumerate(found.items()):
+            bins = [entry for entry in figures["calibration"]["bins"] if entry["slots"]]
+            x, y = ([entry[key] for entry in bins] for key in ("confidence", "agreement"))
+            axes.plot(x, y, label=name, linestyle="-", **_style(index))
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("share that is the teacher's own choice")
+
+    _save(draw, path)
+
+
+def plot_divergence(found: Mapping[str, Any], path: Path) -> None:
+    """Divergence from the teacher against the masked share of the block, a curve a stage of a diagnosis."""
+
+    def draw(axes: Axes) -> None:
+        for index, (name, figures) in enumerate(found.items()):
+            bins = [entry for entry in figures["kl_by_masked_share"] if entry["slots"]]
+            x = [(entry["low"] + entry["high"]) / 2 for entry in bins]
+            axes.plot(x, [entry["kl"] for entry in bins], label=name, linestyle="-", **_style(index))
+        axes.set_xlabel("masked share of the block")
+        axes.set_ylabel("KL(teacher || student), nats a slot")
         axes.set_ylim(bottom=0)
 
     _save(draw, path)

@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recbole_dgr2.report.evaluation import FAILURES
+from recbole_dgr2.report.faithfulness import MEASURES
 
 RUN_KEYS = ("dataset", "retriever", "n_candidates", "n_users", "n_hits", "seed", "versions", "phases", "rows")
-OPTIONAL_KEYS = ("floors", "comparisons")
+OPTIONAL_KEYS = ("floors", "comparisons", "trimmed", "traces")
 """Keys that later versions added: a report without them is whole."""
 FLOOR_KEYS = ("split", "phase", "lists", "hits", "hit_share", "metrics", "ci95")
 COMPARISON_KEYS = ("a", "b", "metric", "difference", "ci95", "p")
+TRIMMED_KEYS = ("phase", "prompts", "trimmed", "history_items", "candidate_titles")
+TRACE_COUNTS = ("lists", "accepted", "attempts", "prompt_tokens", "completion_tokens")
+TRACE_KEYS = ("phase", "source", "model", "mode", *TRACE_COUNTS)
 ROW_KEYS = ("name", "all", "hits", "ci95", "valid_rate", "failures", "decode")
+OPTIONAL_ROW_KEYS = ("faithfulness",)
+FAITHFULNESS_KEYS = ("value", "ci95", "answers")
 SPEED_KEYS = ("tokens", "seconds", "tokens_per_second", "tokens_per_forward", "speedup_vs_ar")
 DECODE_KEYS = ("mode", "tau", "block_size", "batch_size", *SPEED_KEYS)
 
@@ -39,6 +45,12 @@ def check_report(report: Mapping[str, Any]) -> None:
         _check_floor(f"report.floors[{place}]", floor)
     for place, entry in enumerate(report.get("comparisons", ())):
         _check_comparison(f"report.comparisons[{place}]", entry)
+    for place, entry in enumerate(report.get("trimmed", ())):
+        _check_trimmed(f"report.trimmed[{place}]", entry)
+    for place, entry in enumerate(report.get("traces", ())):
+        _check_keys(f"report.traces[{place}]", entry, TRACE_KEYS)
+        for key in TRACE_COUNTS:
+            _check_count(f"report.traces[{place}].{key}", entry[key], 0)
 
 
 def _check_floor(where: str, floor: Mapping[str, Any]) -> None:
@@ -57,8 +69,31 @@ def _check_comparison(where: str, entry: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}.ci95 is {ends}: two ends around {entry['difference']} are needed")
 
 
+def _check_trimmed(where: str, entry: Mapping[str, Any]) -> None:
+    _check_keys(where, entry, TRIMMED_KEYS)
+    for key in TRIMMED_KEYS[1:]:
+        _check_count(f"{where}.{key}", entry[key], 0)
+    if entry["trimmed"] > entry["prompts"]:
+        raise ValueError(
+            f"{where}.trimmed is {entry['trimmed']}: at most prompts = {entry['prompts']} is possible"
+        )
+
+
+def _check_faithfulness(where: str, block: Mapping[str, Any]) -> None:
+    _check_keys(where, {**dict.fromkeys(MEASURES), **block}, MEASURES)
+    for name, entry in block.items():
+        _check_keys(f"{where}.{name}", entry, FAITHFULNESS_KEYS)
+        _check_count(f"{where}.{name}.answers", entry["answers"], 1)
+        ends = entry["ci95"]
+        if len(ends) != 2 or not 0 <= ends[0] <= entry["value"] <= ends[1] <= 1:
+            raise ValueError(
+                f"{where}.{name}.ci95 is {ends}: two ends around the value {entry['value']} are needed"
+            )
+
+
 def _check_row(where: str, row: Mapping[str, Any], n_hits: int) -> None:
-    _check_keys(where, row, ROW_KEYS)
+    _check_keys(where, row, (*ROW_KEYS, *(key for key in OPTIONAL_ROW_KEYS if key in row)))
+    _check_faithfulness(f"{where}, faithfulness", row.get("faithfulness", {}))
     for view in ("all", "hits"):
         for name, value in row[view].items():
             _check_number(f"{where}, {view}.{name}", value, 1.0)

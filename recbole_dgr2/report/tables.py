@@ -13,18 +13,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recbole_dgr2.report.acceptance import trace_lines
 from recbole_dgr2.report.comparison import comparison_cells
 from recbole_dgr2.report.evaluation import FAILURES, METRICS, Validity
+from recbole_dgr2.report.faithfulness import Measured, faithfulness_cells
 from recbole_dgr2.report.floors import LEAKY_NOTE, floor_cells
 from recbole_dgr2.report.schema import DECODE_KEYS, RUN_KEYS, SPEED_KEYS, check_report
 from recbole_dgr2.report.significance import Interval
 from recbole_dgr2.report.throughput import Throughput
+from recbole_dgr2.report.trimming import trimmed_line
 
 ROW_ORDER = (
     "retriever",
     "conditional_logit",
     "lambdarank",
     "ar_teacher",
+    "ar_teacher_rl",
     "naive",
     "conversion",
     "distillation",
@@ -65,7 +69,7 @@ class Row:
     Attributes:
         all_users: metrics of RecBole's evaluator (`standard_metrics`).
         hits, ci95: `hit_view`; both empty where no user is a hit.
-        validity: of the raw answers. decode: of the timed requests.
+        validity, faithfulness: of the raw answers. decode: of the timed requests.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Row:
     ci95: Mapping[str, Interval] = field(default_factory=dict)
     validity: Validity | None = None
     decode: Decode | None = None
+    faithfulness: Mapping[str, Measured] = field(default_factory=dict)
 
 
 def build_report(
@@ -180,6 +185,11 @@ def _parts(report: Mapping[str, Any]) -> list[str | _Grid]:
         parts.append("No user has the target among the candidates: there are no metrics over hits.")
     if any(row["valid_rate"] is not None or row["decode"] for row in report["rows"]):
         parts.append(_answer_grid(report["rows"]))
+    if any(row.get("faithfulness") for row in report["rows"]):
+        parts += [
+            "Faithfulness of the reasoning (95 % intervals):",
+            _Grid(faithfulness_cells(report["rows"]), 1),
+        ]
     if report.get("comparisons"):
         parts += ["Paired bootstrap on hits:", _Grid(comparison_cells(report["comparisons"]), 3)]
     if report.get("floors"):
@@ -189,6 +199,10 @@ def _parts(report: Mapping[str, Any]) -> list[str | _Grid]:
         ]
         if any(floor["split"] == "leaky" for floor in report["floors"]):
             parts.append(LEAKY_NOTE)
+    if report.get("trimmed"):
+        parts.append(trimmed_line(report["trimmed"]))
+    if report.get("traces"):
+        parts.append(trace_lines(report["traces"]))
     if report["phases"]:
         parts.append(
             "Seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in report["phases"].items())
@@ -254,6 +268,7 @@ def _row_entry(row: Row) -> dict[str, Any]:
         "valid_rate": row.validity.rate if row.validity else None,
         "failures": {kind: _plain(row.validity.failures[kind]) for kind in FAILURES} if row.validity else {},
         "decode": _decode_entry(row.decode) if row.decode else None,
+        "faithfulness": {name: measured.to_dict() for name, measured in row.faithfulness.items()},
     }
 
 

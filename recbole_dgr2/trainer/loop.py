@@ -31,7 +31,7 @@ from recbole_dgr2.trainer.batches import (
 )
 from recbole_dgr2.trainer.optimizers import build_optimizers
 from recbole_dgr2.trainer.options import learning_rate_at
-from recbole_dgr2.trainer.state import PartialStore, Progress
+from recbole_dgr2.trainer.state import PartialStore, Progress, Resumed
 
 if TYPE_CHECKING:
     from recbole_dgr2.trainer.stage import Keyed, Stage
@@ -86,6 +86,7 @@ class Loop:
         self.model.train()
         no_dropout(self.model)
         try:
+            self._start()
             while self.progress.epoch < self.options.epochs and not self.progress.stopped:
                 self._epoch()
             self._restore_best()
@@ -95,15 +96,23 @@ class Loop:
             self.stage.scorer.eval()
         return self.progress
 
-    def _resume(self) -> None:
+    def _start(self) -> None:
+        """What comes before the first epoch, after a resume too: nothing for a supervised stage."""
+
+    def _begin_epoch(self) -> dict[str, float]:
+        """Makes the examples of the present epoch, where they change; returns what is to be logged of that."""
+        return {}
+
+    def _resume(self) -> Resumed | None:
         resumed = self.store.load()
         if resumed is None:
-            return
+            return None
         self.progress = resumed.progress
         self._set_weights(resumed.weights)
         self.optimizer.load_state_dict(resumed.optimizer)
         place = (self.stage.name, self.progress.epoch, self.progress.step, self.store.folder)
         logger.info("%s: resumed at epoch %d, step %d from %s", *place)
+        return resumed
 
     def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -125,6 +134,7 @@ class Loop:
     def _epoch(self) -> None:
         progress, options = self.progress, self.options
         start = time.perf_counter() - progress.seconds
+        begun = self._begin_epoch()
         batches = epoch_batches(self.lengths, options.train_batch_size, options.seed, progress.epoch)
         for batch in self._bar(batches, progress.batch, f"{self.stage.name} {progress.epoch:>3}"):
             self._step(batch)
@@ -135,8 +145,9 @@ class Loop:
         train = self._metrics(progress.sums, progress.weights)
         took = f"time: {progress.seconds:.2f}s, train "
         logger.info("%s epoch %d training [%s%s]", self.stage.name, progress.epoch, took, _format(train))
-        record = {"epoch": float(progress.epoch), **{f"train_{name}": value for name, value in train.items()}}
-        improved = self._validate(record)
+        record = {"epoch": float(progress.epoch), **begun}
+        record.update({f"train_{name}": value for name, value in train.items()})
+        improved = self._due() and self._validate(record)
         progress.history.append(record)
         progress.epoch, progress.batch, progress.seconds = progress.epoch + 1, 0, 0.0
         progress.sums, progress.weights = {}, {}
@@ -181,18 +192,15 @@ class Loop:
             # a process without examples left still runs one, uncounted, since gradients are reduced together
             rows = [examples[index] for index in (share if counted else batch[:1])]
             random = generators(self.options.seed, step, [row.key for row in rows])
-            item = self.stage.prepare(self.stage.collate(rows), random)
-            if counted:
-                totals.update(item.weights)
-            else:
-                totals.update(dict.fromkeys(item.weights, 0.0))
-            prepared.append((item.to(self.accelerator.device), counted))
+            for item in self.stage.parts(self.stage.collate(rows), random):
+                totals.update(item.weights if counted else dict.fromkeys(item.weights, 0.0))
+                prepared.append((item.to(self.accelerator.device), counted))
         return prepared, self._reduce(totals)
 
     def _combine(self, parts: Mapping[str, Tensor], totals: Mapping[str, float]) -> Tensor:
-        """Returns `sum_terms coefficient * (weighted sum here) / (weights of the batch)`."""
+        """Returns `sum_terms coefficient * (weighted sum here) / (weights of the batch)`, of the terms in `parts`."""
         scales = {name: factor / max(totals[name], 1e-30) for name, factor in self._coefficients()}
-        terms = [parts[name] * scale for name, scale in scales.items()]
+        terms = [parts[name] * scale for name, scale in scales.items() if name in parts]
         return torch.stack(terms).sum()
 
     def _coefficients(self) -> list[tuple[str, float]]:
@@ -201,7 +209,8 @@ class Loop:
     def _metrics(self, sums: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
         """Returns the loss and every term and metric as a weighted mean (0 where nothing weighed)."""
         means = {name: sums[name] / weights[name] if weights[name] else 0.0 for name in weights}
-        return {"loss": sum(factor * means[name] for name, factor in self._coefficients()), **means}
+        loss = sum(factor * means.get(name, 0.0) for name, factor in self._coefficients())
+        return {"loss": loss, **means}
 
     def _reduce(self, values: Mapping[str, float]) -> dict[str, float]:
         if self.accelerator.num_processes == 1:
@@ -227,13 +236,14 @@ class Loop:
             f"{self.store.folder}; try a smaller learning_rate or clip_grad_norm"
         )
 
+    def _due(self) -> bool:
+        """Whether the present epoch ends with a validation."""
+        past, step = self.progress.epoch + 1, self.options.eval_step
+        return bool(step and len(self.valid) and (past % step == 0 or past == self.options.epochs))
+
     def _validate(self, record: dict[str, float]) -> bool:
-        """Validates where due, adds the result to `record`, and returns whether the loss is the best so far."""
+        """Validates, adds the result to `record`, and returns whether the loss is the best so far."""
         progress, options = self.progress, self.options
-        last = progress.epoch + 1 == options.epochs
-        due = options.eval_step and ((progress.epoch + 1) % options.eval_step == 0 or last)
-        if not due or not len(self.valid):
-            return False
         start = time.perf_counter()
         metrics = self._evaluate()
         took = time.perf_counter() - start

@@ -30,7 +30,7 @@ class StageOptions:
         micro_batch_size: examples a forward pass of one process; 0 = 8 on a CPU, whose caches then hold the
             activations (a sixth faster than 32), and the whole batch elsewhere. The loss is the same.
         optimizer: "adamw", or "muon" for the hidden matrices, which teaches a small model from scratch in fewer steps.
-        lr_schedule: how the rate falls to 0 after the warm-up.
+        lr_schedule: how the rate falls to 0 after the warm-up; "constant": it does not.
         mixed_precision: "no" (float32) or "bf16" (autocast; faster on some machines, not the same numbers).
         progress: show a progress bar, where the log goes to a terminal.
 
@@ -52,7 +52,7 @@ class StageOptions:
     seed: int
     micro_batch_size: int = 0
     optimizer: Literal["adamw", "muon"] = "adamw"
-    lr_schedule: Literal["cosine", "linear"] = "cosine"
+    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     mixed_precision: Literal["no", "bf16"] = "no"
     progress: bool = True
 
@@ -66,7 +66,8 @@ class StageOptions:
         _require(self, "train_batch_size", self.train_batch_size >= 1, ">= 1")
         _require(self, "warmup_ratio", 0 <= self.warmup_ratio < 1, "in [0, 1)")
         _require(self, "optimizer", self.optimizer in ("adamw", "muon"), "adamw or muon")
-        _require(self, "lr_schedule", self.lr_schedule in ("cosine", "linear"), "cosine or linear")
+        schedules = ("cosine", "linear", "constant")
+        _require(self, "lr_schedule", self.lr_schedule in schedules, "cosine, linear or constant")
         _require(self, "mixed_precision", self.mixed_precision in ("no", "bf16"), "no or bf16")
 
     def fingerprint_fields(self) -> dict[str, Any]:
@@ -83,11 +84,13 @@ def learning_rate_at(step: int, total: int, options: StageOptions) -> float:
     """Returns the learning rate of optimizer step `step` (from 0) of `total`.
 
     Linear warm-up over the first `ceil(warmup_ratio * total)` steps, the first of which is not zero; then a
-    cosine or a line that would reach zero at step `total`, so that the last step still learns.
+    cosine or a line that would reach zero at step `total`, so that the last step still learns; or constant.
     """
     warmup = math.ceil(options.warmup_ratio * total)
     if step < warmup:
         return options.learning_rate * (step + 1) / warmup
+    if options.lr_schedule == "constant":
+        return options.learning_rate
     done = (step - warmup) / max(1, total - warmup)
     left = 1 - done if options.lr_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return options.learning_rate * left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -65,7 +66,8 @@ class Stage(ABC, Generic[P]):
     """
 
     name: ClassVar[str]
-    parent: ClassVar[str | None] = None
+    parent: str | None = None
+    loop: ClassVar[type[Loop]] = Loop
     coefficients: Mapping[str, float]
 
     def __init__(self, backbone: Backbone, options: StageOptions, info_data: Mapping[str, Any]) -> None:
@@ -85,7 +87,11 @@ class Stage(ABC, Generic[P]):
 
     @abstractmethod
     def score(self, model: nn.Module, prepared: P) -> dict[str, Tensor]:
-        """Runs the model; returns the weighted sum of every term (differentiable) and metric, by name."""
+        """Runs the model; returns the weighted sum of every term (differentiable) and metric of `prepared`, by name."""
+
+    def parts(self, batch: Any, generators: Sequence[torch.Generator]) -> list[P]:
+        """Prepares a batch as one or more forward passes, whose sums and weights add up to those of the batch."""
+        return [self.prepare(batch, generators)]
 
     def collate(self, examples: Sequence[Any]) -> Any:
         """Pads examples to a batch."""
@@ -105,8 +111,12 @@ class Stage(ABC, Generic[P]):
 
     def loss(self, batch: Any, generators: Sequence[torch.Generator]) -> tuple[Tensor, dict[str, float]]:
         """Returns the loss of one batch alone (scalar, differentiable) and its terms and metrics as means."""
-        prepared = self.prepare(batch, generators).to(self.backbone.device)
-        sums, weights = self.score(self.scorer, prepared), prepared.weights
+        sums: dict[str, Tensor] = {}
+        weights: Counter[str] = Counter()
+        for prepared in self.parts(batch, generators):
+            weights.update(prepared.weights)
+            for name, value in self.score(self.scorer, prepared.to(self.backbone.device)).items():
+                sums[name] = sums[name] + value if name in sums else value
         means = {name: sums[name] / max(weights[name], 1e-30) for name in weights}
         total = torch.stack([means[name] * factor for name, factor in self.coefficients.items()]).sum()
         return total, {name: float(value.detach()) for name, value in means.items()}
@@ -141,7 +151,7 @@ class Stage(ABC, Generic[P]):
             1  # the loop accumulates by itself, whatever the environment says
         )
         if not self._reuse(folder, fingerprint):
-            progress = Loop(self, train, valid, store, accelerator).run()
+            progress = self.loop(self, train, valid, store, accelerator).run()
             if accelerator.is_main_process:
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 save_stage(folder, self.backbone, self._info(fingerprint, progress))

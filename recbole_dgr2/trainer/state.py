@@ -47,11 +47,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A state read back: progress, trainable weights by name, and the optimizer's state."""
+    """A state read back: progress, trainable weights by name, the optimizer's state, and what `keep` kept, if any."""
 
     progress: Progress
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
+    material: str | None = None
 
 
 class PartialStore:
@@ -69,6 +70,7 @@ class PartialStore:
     def __init__(self, folder: Path, fingerprint: Mapping[str, str]) -> None:
         self.folder = folder
         self.fingerprint = dict(fingerprint)
+        self._record: dict[str, Any] = {}  # the last one that was saved or loaded
 
     def load(self) -> Resumed | None:
         """Returns the saved state, or None where there is none that can be trusted (a warning says why)."""
@@ -90,7 +92,11 @@ class PartialStore:
             if _sha256(self.folder / name) != digest:
                 raise ValueError(f"{name} does not match its checksum")
         optimizer = torch.load(self.folder / record["optimizer"], map_location="cpu", weights_only=True)
-        return Resumed(Progress(**record["progress"]), load_file(self.folder / record["model"]), optimizer)
+        progress, weights = Progress(**record["progress"]), load_file(self.folder / record["model"])
+        kept = record.get("material")
+        material = (self.folder / kept).read_text(encoding="utf-8") if kept else None
+        self._record = record
+        return Resumed(progress, weights, optimizer, material)
 
     def save(
         self, progress: Progress, weights: dict[str, Tensor], optimizer: dict[str, Any], best: bool
@@ -114,9 +120,30 @@ class PartialStore:
         write_atomic(self.folder / state, lambda path: torch.save(optimizer, path))
         if best:
             progress.best_file = model
-        files = {name: _sha256(self.folder / name) for name in {model, state, progress.best_file or model}}
-        record = {"fingerprint": self.fingerprint, "model": model, "optimizer": state, "files": files}
-        text = json.dumps({**record, "progress": asdict(progress)}, indent=1)
+        names = {model, state, progress.best_file or model}
+        record = {"fingerprint": self.fingerprint, "model": model, "optimizer": state}
+        material = _material_file(progress.epoch)
+        if self._record.get("material") == material:
+            names, record = {*names, material}, {**record, "material": material}
+        self._write(record, names, progress)
+
+    def keep(self, material: str, progress: Progress) -> None:
+        """Keeps what the present epoch is trained on, until that epoch is over; a state must have been saved before.
+
+        Raises:
+            OSError: the disk is full or not writable; the state before stays.
+        """
+        name = _material_file(progress.epoch)
+        write_atomic(self.folder / name, lambda path: path.write_text(material, encoding="utf-8"))
+        record = {key: self._record[key] for key in ("fingerprint", "model", "optimizer")}
+        names = {self._record["model"], self._record["optimizer"], progress.best_file or name, name}
+        self._write({**record, "material": name}, names, progress)
+
+    def _write(self, record: dict[str, Any], names: set[str], progress: Progress) -> None:
+        """Replaces the JSON, with the checksums of the files in `names`; then all other files go."""
+        files = {name: _sha256(self.folder / name) for name in names}
+        self._record = {**record, "files": files, "progress": asdict(progress)}
+        text = json.dumps(self._record, indent=1)
         write_atomic(self.folder / STATE_FILE, lambda path: path.write_text(text, encoding="utf-8"))
         for path in self.folder.iterdir():
             if path.name not in {*files, STATE_FILE}:
@@ -129,6 +156,10 @@ class PartialStore:
     def remove(self) -> None:
         """Removes the folder, if it is there."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _material_file(epoch: int) -> str:
+    return f"material-{epoch:06d}.json"
 
 
 def changed_parts(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,62 @@
+"""One row of the report for a language model: accuracy, validity, reasoning, and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from recbole_dgr2 import views
+from recbole_dgr2.model.backbone import Backbone
+from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
+from recbole_dgr2.preparation import tasks_of
+from recbole_dgr2.report.assessment import assess_reranker
+from recbole_dgr2.report.faithfulness import Case, measure_faithfulness
+from recbole_dgr2.report.tables import Decode, Row
+from recbole_dgr2.report.throughput import measure
+from recbole_dgr2.reranker import LanguageModelReranker
+from recbole_dgr2.training import Setting
+
+DecodeMode = Literal["autoregressive", "block"]
+
+
+def assess(
+    setting: Setting, name: str, model: tuple[Backbone, BlockDiffusionSpec | None], mode: DecodeMode
+) -> Row:
+    """One row of the report: accuracy, validity, and speed at batch 1 against the same weights decoded AR."""
+    (backbone, spec), config, test = model, setting.config, setting.test
+    options = views.decode_options(config, mode)
+    reranker = LanguageModelReranker(setting.grounding.final, setting.prompts, backbone, spec, options)
+
+    answers: dict[int, Case] = {}
+
+    def rank_rows(rows: np.ndarray) -> Sequence[Any]:
+        tasks = tasks_of(setting.grounding.final, test, rows)
+        requests = reranker.requests(tasks)
+        result = reranker.decode(requests)
+        prompts = [str(backbone.tokenizer.decode(request.prompt_ids)) for request in requests]
+        cases = map(Case, tasks, prompts, reranker.texts(result))
+        answers.update(zip(rows.tolist(), cases, strict=True))
+        return reranker.rankings(tasks, result)
+
+    row = assess_reranker(name, setting.panel, rank_rows)
+    sampled = [answers[number] for number in setting.panel.sample.tolist()]
+    faithfulness = measure_faithfulness(
+        sampled, setting.prompts.template, setting.panel.bootstrap_samples, setting.panel.seed
+    )
+    sample = setting.panel.sample[: config["speed_requests"]]
+    alone = {
+        kind: reranker.with_options(views.decode_options(config, kind, batch_size=1))
+        for kind in dict.fromkeys(("autoregressive", mode))
+    }
+    requests = reranker.requests(tasks_of(setting.grounding.final, test, sample))
+    speed = measure({kind: one.decode for kind, one in alone.items()}, requests, baseline="autoregressive")[
+        mode
+    ]
+    in_blocks = mode == "block"
+    decode = Decode(
+        mode, 1, speed, options.tau if in_blocks else None, options.block_size if in_blocks else None
+    )
+    return replace(row, decode=decode, faithfulness=faithfulness)
