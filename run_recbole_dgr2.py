@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "-h" in words or "--help" in words:
         parser.epilog = EPILOG + _describe_options()
     known, rest = parser.parse_known_args(words)
+    from recbole_dgr2 import processes
     from recbole_dgr2.quick_start import run_recbole_dgr2
 
     files = known.config_files.replace(",", " ").split() if known.config_files else None
@@ -37,9 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_recbole_dgr2(
             model=known.model, dataset=known.dataset, config_file_list=files, config_dict=None, arguments=rest
         )
-    except (ValueError, FileNotFoundError, ConnectionError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, FileNotFoundError, ConnectionError, FloatingPointError) as error:
+        print(f"error{processes.label()}: {error}", file=sys.stderr)
         return 2
+    except processes.Stopped:
+        return 2
+    except RuntimeError as error:
+        if not processes.lost_peer(error):
+            raise
+        print(f"error{processes.label()}: another process has stopped", file=sys.stderr)
+        return 2
+    processes.finish()
     return 0
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from recbole_dgr2 import views
+from recbole_dgr2 import processes, views
+from recbole_dgr2.decode.types import DecodeResult, Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.preparation import tasks_of
 from recbole_dgr2.report.assessment import assess_reranker
 from recbole_dgr2.report.faithfulness import Case, measure_faithfulness
 from recbole_dgr2.report.tables import Decode, Row
-from recbole_dgr2.report.throughput import measure
+from recbole_dgr2.report.throughput import NothingTimedError, Throughput, measure
 from recbole_dgr2.reranker import LanguageModelReranker
 from recbole_dgr2.training import Setting
 
 DecodeMode = Literal["autoregressive", "block"]
+
+logger = logging.getLogger(__name__)
 
 
 def assess(
@@ -35,7 +39,8 @@ def assess(
     def rank_rows(rows: np.ndarray) -> Sequence[Any]:
         tasks = tasks_of(setting.grounding.final, test, rows)
         requests = reranker.requests(tasks)
-        result = reranker.decode(requests)
+        completions = processes.spread(requests, lambda part: reranker.decode(part).completions)
+        result = DecodeResult(tuple(completions), 0.0, 0.0)  # its seconds are not read
         prompts = [str(backbone.tokenizer.decode(request.prompt_ids)) for request in requests]
         cases = map(Case, tasks, prompts, reranker.texts(result))
         answers.update(zip(rows.tolist(), cases, strict=True))
@@ -52,11 +57,19 @@ def assess(
         for kind in dict.fromkeys(("autoregressive", mode))
     }
     requests = reranker.requests(tasks_of(setting.grounding.final, test, sample))
-    speed = measure({kind: one.decode for kind, one in alone.items()}, requests, baseline="autoregressive")[
-        mode
-    ]
-    in_blocks = mode == "block"
-    decode = Decode(
-        mode, 1, speed, options.tau if in_blocks else None, options.block_size if in_blocks else None
-    )
+    decoders: dict[str, Callable[[Any], Any]] = {kind: one.decode for kind, one in alone.items()}
+    speed = processes.from_main(lambda: _timed(name, decoders, requests, mode))
+    rule = (options.tau, options.block_size) if mode == "block" else (None, None)
+    decode = None if speed is None else Decode(mode, 1, speed, *rule)
     return replace(row, decode=decode, faithfulness=faithfulness)
+
+
+def _timed(
+    name: str, decoders: Mapping[str, Callable[[Any], Any]], requests: Sequence[Request], mode: DecodeMode
+) -> Throughput[Any] | None:
+    """Speed in `mode`; None, with a warning, where answers are too short to have any."""
+    try:
+        return measure(decoders, requests, baseline="autoregressive")[mode]
+    except NothingTimedError as error:
+        logger.warning("%s: its speed is left out, %s", name, error)
+        return None

@@ -91,11 +91,10 @@ def fit_conditional_logit(phases: Mapping[Phase, RankingData], fact_levels: int)
     train, valid = phases["train"].hits(), phases["valid"].hits()
     if not len(train.slots):
         return None
-    filled = (phases["train"].ids != 0).any(axis=1)
-    scale = fit_fact_scale(phases["train"].facts[filled], fact_levels)
-    levels = scale.levels(train.facts)
+    scale = fit_fact_scale(phases["train"].facts[phases["train"].ids != 0], fact_levels)
+    levels, filled = scale.levels(train.facts), train.ids != 0
     fits = [
-        Logit(scale, fit_reasoner(levels, train.slots, fact_levels, l2=penalty), penalty)
+        Logit(scale, fit_reasoner(levels, train.slots, fact_levels, l2=penalty, filled=filled), penalty)
         for penalty in PENALTIES
     ]
     if not len(valid.slots):

@@ -116,11 +116,15 @@ class Bench:
         for name in names:
             logger.info("quality: %s", name)
             decoder = self.decoder(name, base)
-            found[name] = {kind: decoder(work.requests) for kind, work in vars(lists).items()}
+            found[name] = {
+                kind: decoder(work.requests) for kind, work in vars(lists).items() if work.requests
+            }
         entries = []
         for name in names:
             users = self.quality(found[name]["users"], found[AR]["users"], lists.users)
-            hits = self.quality(found[name]["hits"], found[AR]["hits"], lists.hits)
+            hits: dict[str, Any] = {"hits": 0}
+            if lists.hits.requests:
+                hits = self.quality(found[name]["hits"], found[AR]["hits"], lists.hits)
             entry: dict[str, Any] = {"decoder": name, "users": len(lists.users.requests)}
             entry["tokens_per_pass"] = found[name]["users"].tokens_per_forward
             entry |= {key: users[key] for key in ("equal_to_ar", "valid_rate", "valid_ci95", "failures")}

@@ -4,8 +4,8 @@ python -m recbole_dgr2.benchmark --dataset=Amazon_Beauty --retrievers=Pop,ItemKN
 
 Every retriever is measured by RecBole's own evaluator on its test lists; hit share and floor are read off its best 10,
 20 and 50 items. `--splits=ItemKNN,SASRec:last_m+leaky` measures the floor under candidate splits, and the second-stage
-baselines on their lists. What the JSON file already holds stays, so the command can be run for one retriever at a time;
-the page is written anew.
+baselines on their lists. What the JSON file already holds of other retrievers and splits stays, so the command can be
+run for one at a time; the page is written anew.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import torch
 
 from recbole_dgr2 import views
 from recbole_dgr2.cache import Cache, data_fingerprint, write_text
-from recbole_dgr2.config import Config
+from recbole_dgr2.config import Config, split_arguments
 from recbole_dgr2.data.parts import SPLITS
+from recbole_dgr2.model.history import UserBoundError
 from recbole_dgr2.paths import properties_dir
 from recbole_dgr2.preparation import Data, Host, Lists, list_source, load_data, make_lists, report_counts
 from recbole_dgr2.report.benchmark_page import benchmark_page
@@ -39,6 +40,16 @@ WIDTHS = (10, 20, 50)
 """Candidates a list at which hit share and floor are read."""
 SPLIT_WIDTH = 10
 BOOTSTRAP = 2000
+DECIDED = {
+    "retriever": "name it in --retrievers or --splits",
+    "candidate_split": "name it in --splits, as in --splits=SASRec:last_m+leaky",
+    "candidate_file": "it measures retrievers",
+    "n_candidates": f"lists of {max(WIDTHS)} for --retrievers, of {SPLIT_WIDTH} for --splits",
+    "mask_history": "both ways are measured where they differ",
+    "stages": "none is run",
+    "run_dir": "every run has a folder of its own",
+}
+"""Keys that no command line may set, since figures would stand under a name that is not theirs, and what is done."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +85,20 @@ class Measurement:
         content |= {"versions": library_versions(), "hardware": hardware()}
         write_text(self.output, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         write_text(self.output.with_suffix(".md"), benchmark_page(content))
+
+    def add_splits(self, retriever: str, found: Mapping[str, Any]) -> None:
+        """Put what was found under some splits beside what the JSON file holds of the retriever under others."""
+        known = {**self.read().get("splits", {}).get(retriever, {}), **found}
+        self.add("splits", retriever, {split: known[split] for split in SPLITS if split in known})
+
+
+def given_options(words: Sequence[str]) -> dict[str, str]:
+    """`--key=value` words for every run; ValueError for other words, and for a key that the benchmark decides."""
+    given = split_arguments(words)
+    for key, reason in DECIDED.items():
+        if key in given:
+            raise ValueError(f"{key} (command line): the benchmark sets it itself ({reason}); leave it out")
+    return given
 
 
 def hyper_parameters(dataset: str) -> dict[str, dict[str, Any]]:
@@ -135,10 +160,15 @@ def chosen_splits(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def measure_splits(measurement: Measurement, retriever: str, splits: Sequence[str]) -> dict[str, Any]:
-    """Reports of a run of one retriever under candidate splits that it allows: floors and second-stage baselines."""
+    """Reports of a run of one retriever under candidate splits that it allows: floors and second-stage baselines.
+
+    Raises:
+        ValueError: no split allows the retriever (`UserBoundError`), or a run is wrong in any other way.
+    """
     from recbole_dgr2.quick_start import run_recbole_dgr2
 
     found: dict[str, Any] = {}
+    refusal: UserBoundError | None = None
     for split in splits:
         config = measurement.config(retriever, candidate_split=split, n_candidates=SPLIT_WIDTH)
         folder = views.run_options(config).run_dir
@@ -148,12 +178,15 @@ def measure_splits(measurement: Measurement, retriever: str, splits: Sequence[st
         keys |= {"n_candidates": SPLIT_WIDTH, "run_dir": str(folder.with_name(f"{folder.name}-{split}"))}
         try:
             report = run_recbole_dgr2("DGR2", measurement.dataset, None, keys, words)
-        except ValueError as error:
+        except UserBoundError as error:
             logger.warning("%s under %s: %s", retriever, split, error)
+            refusal = error
             continue
         kept = ("floors", "comparisons", "n_users", "n_hits", "phases")
         rows = [{key: row[key] for key in ("name", "all", "hits", "ci95")} for row in report["rows"]]
         found[split] = {**{key: report[key] for key in kept}, "rows": rows}
+    if refusal and not found:
+        raise refusal
     return found
 
 
@@ -192,14 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output", type=Path, required=True, help="the JSON file; the page lies beside it as .md"
     )
     known, rest = parser.parse_known_args(arguments)
-    given = dict(word.removeprefix("--").split("=", 1) for word in rest)
-    measurement = Measurement(known.dataset, given, known.output)
     try:
+        measurement = Measurement(known.dataset, given_options(rest), known.output)
         asked = [chosen_splits(text) for text in known.splits.split(",") if text]
         for name in filter(None, known.retrievers.split(",")):
             measurement.add("retrievers", name, measure_retriever(measurement, name))
         for name, splits in asked:
-            measurement.add("splits", name, measure_splits(measurement, name, splits))
+            measurement.add_splits(name, measure_splits(measurement, name, splits))
         content = measurement.read()
         write_text(known.output.with_suffix(".md"), benchmark_page(content))
     except (ValueError, FileNotFoundError) as error:

@@ -142,15 +142,29 @@ class Cache:
 
 
 def link_files(paths: Iterable[Path], folder: Path) -> None:
-    """The same files in another folder, as hard links where the file system can, else as copies."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The same files in another folder, as hard links where the file system can, else as copies.
+
+    For entries of the cache, which are replaced and never written into; a user's own file needs `copy_file`.
+    """
     for path in paths:
-        target = folder / path.name
-        target.unlink(missing_ok=True)
-        try:
-            os.link(path, target)
-        except OSError:
-            shutil.copy2(path, target)
+        _put(path, folder / path.name, _link)
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """A copy of a file, whole or not at all, that no later change of the file reaches."""
+    _put(path, target, shutil.copy2)
+
+
+def _put(path: Path, target: Path, write: Callable[[Path, Path], Any]) -> None:
+    if path.resolve() != target.resolve():
+        _atomic(target, lambda part: write(path, part))
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copy2(path, target)
 
 
 def _seal_of(path: Path) -> Path:

@@ -109,7 +109,7 @@ class Config(_QuietConfig):
     ) -> None:
         self._given: dict[str, Any] = {}
         self._origin: dict[str, str] = {}
-        typed = _split_arguments(arguments or [])
+        typed = split_arguments(arguments or [])
         if os.environ.get(DATA_VARIABLE):
             self._give({"data_path": os.environ[DATA_VARIABLE]}, DATA_VARIABLE)
         files = [read_yaml(Path(path)) for path in config_file_list or []]
@@ -218,7 +218,7 @@ def _not_a_model(name: str) -> str:
     return f"model: expected one of {', '.join(MODELS)}, got {name!r}"
 
 
-def _split_arguments(arguments: Sequence[str]) -> dict[str, str]:
+def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
     """`--key=value` words as a dictionary; anything else is an error (RecBole drops it silently)."""
     given: dict[str, str] = {}
     for argument in arguments:

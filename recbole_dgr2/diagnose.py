@@ -18,13 +18,14 @@ from typing import Any
 from recbole_dgr2.cache import write_text
 from recbole_dgr2.data.prompt import label
 from recbole_dgr2.decode import Request
+from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.checkpoint import load_stage, read_info
 from recbole_dgr2.preparation import draw_lists, make_lists, tasks_of
 from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.diagnostics import Commits, MaskedSlots, diagnosis, diagnostics_page
 from recbole_dgr2.report.plots import plot_calibration, plot_divergence
 from recbole_dgr2.reranker import LanguageModelReranker
-from recbole_dgr2.stage_order import teacher_folder
+from recbole_dgr2.stage_order import ancestor_teacher, broken_lineage, require_lineage
 from recbole_dgr2.trainer.diagnosis import examine
 from recbole_dgr2.trainer.rollouts import Roller
 from recbole_dgr2.trainer.teacher import frozen_teacher
@@ -38,16 +39,21 @@ def diagnose(run: OpenRun, users: int) -> dict[str, Any]:
     Raises:
         ValueError: no student, or no user with a validation list. FileNotFoundError: no teacher.
     """
-    stages = [stage for stage in STUDENTS if (run.folder / stage / "dgr2.json").is_file()]
+    finished = [run.folder / stage for stage in STUDENTS if run.finished(stage)]
+    stages = [folder.name for folder in finished if not broken_lineage(folder)]
+    if finished and not stages:
+        require_lineage(finished[0])
     if not stages:
         raise ValueError(
             f"{run.folder}: none of the stages {', '.join(STUDENTS)} is finished; run one of them"
         )
-    read_info(teacher_folder(run.config, run.folder))
     found = {}
     for stage in stages:
+        read_info(ancestor_teacher(run.folder / stage))
+    for stage in stages:
         reranker = run.language_model(stage)
-        found[stage] = _of_stage(run, reranker, _questions(run, reranker, users))
+        teacher = load_stage(ancestor_teacher(run.folder / stage))[0]
+        found[stage] = _of_stage(run, reranker, teacher, _questions(run, reranker, users))
     return found
 
 
@@ -63,11 +69,14 @@ def _questions(run: OpenRun, reranker: LanguageModelReranker, users: int) -> lis
 
 
 def _of_stage(
-    run: OpenRun, reranker: LanguageModelReranker, questions: Sequence[tuple[Request, int]]
+    run: OpenRun,
+    reranker: LanguageModelReranker,
+    ancestor: Backbone,
+    questions: Sequence[tuple[Request, int]],
 ) -> dict[str, Any]:
     backbone, spec, seed = reranker.backbone, reranker.spec, run.config["seed"]
     assert spec is not None  # of a student
-    teacher = frozen_teacher(load_stage(teacher_folder(run.config, run.folder))[0], backbone, spec)
+    teacher = frozen_teacher(ancestor, backbone, spec)
     labels = backbone.tokenizer.convert_tokens_to_ids(
         [label(slot) for slot in range(run.config["n_candidates"])]
     )

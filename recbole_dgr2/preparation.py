@@ -167,11 +167,13 @@ class PartEvidence:
 
 def _weigh(facts: np.ndarray, train: Lists, options: PromptOptions) -> tuple[FactScale, Reasoner]:
     """Scale of the `n_facts` facts that move the reasoner most, and the reasoner fitted on these alone."""
-    scale = fit_fact_scale(facts[train.candidates.counts > 0], options.fact_levels)
+    filled = train.candidates.ids != 0
+    scale = fit_fact_scale(facts[filled], options.fact_levels)
     levels = scale.levels(facts)
-    every = fit_reasoner(levels, train.slots, options.fact_levels)
-    scale = scale.only([scale.active[fact] for fact in every.strongest_facts(levels, options.n_facts)])
-    return scale, fit_reasoner(scale.levels(facts), train.slots, options.fact_levels)
+    every = fit_reasoner(levels, train.slots, options.fact_levels, filled=filled)
+    strongest = every.strongest_facts(levels[filled], options.n_facts)
+    scale = scale.only([scale.active[fact] for fact in strongest])
+    return scale, fit_reasoner(scale.levels(facts), train.slots, options.fact_levels, filled=filled)
 
 
 def ground(

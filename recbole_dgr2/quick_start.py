@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recbole_dgr2 import views
+from recbole_dgr2 import processes, views
 from recbole_dgr2.baselines import assess_baselines
 from recbole_dgr2.cache import Cache, data_fingerprint
 from recbole_dgr2.config import Config
@@ -72,8 +72,23 @@ def run_recbole_dgr2(
     Raises:
         ValueError, FileNotFoundError: a key, a file or the data set is not as expected; one line that says what to do.
     """
-    config = Config(model, dataset, config_file_list, config_dict, arguments)
+    processes.start()
+    with processes.main_first():
+        config = Config(model, dataset, config_file_list, config_dict, arguments)
+        data, template = _read(config)
     options = views.run_options(config)
+    with Run(options.run_dir, options.seed, options.threads) as run:
+        return _pipeline(config, data, template, run)
+
+
+def _read(config: Config) -> tuple[Data, PromptTemplate]:
+    """Data set and prompt of a run; whatever can be seen to be wrong with its options is an error here."""
+    options = views.run_options(config)
+    if processes.world() > 1 and views.candidate_options(config).cache is None:
+        raise ValueError(
+            f"cache_dir: null with {processes.world()} processes, which share what is prepared through the cache; "
+            "expected auto or a folder"
+        )
     data = load_data(config, options.data_folder, views.prompt_options(config))
     HeadOptions(config["n_candidates"], max(config["topk"]), config["mask_history"]).check(
         data.sequences.n_items
@@ -90,8 +105,7 @@ def run_recbole_dgr2(
 
         start_folder(config)
         require_writer(config)
-    with Run(options.run_dir, options.seed, options.threads) as run:
-        return _pipeline(config, data, template, run)
+    return data, template
 
 
 def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) -> dict[str, Any]:
@@ -101,26 +115,28 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
         report_counts(data, config["expected_counts"])
         cache = Cache(options.cache)
         source, host = list_source(config, options, data, cache, fingerprint)
-        source.prepare()
-        data = add_semantic_ids(config, data, (host, cache), run.folder)
-    with run.phase("candidates"):
+        with processes.main_first():
+            source.prepare()
+            data = add_semantic_ids(config, data, (host, cache), run.folder)
+    with run.phase("candidates"), processes.main_first():
         phases: dict[Phase, Lists] = {phase: make_lists(data, source, phase, options.n) for phase in PHASES}
         panel = _panel(config, host, phases["test"])
         floors = _floors(config, phases, panel)
-        write_run_file(run.folder, config, fingerprint)
-        source.keep(run.folder / RETRIEVER_FOLDER)
+        if processes.is_main():
+            write_run_file(run.folder, config, fingerprint)
+            source.keep(run.folder / RETRIEVER_FOLDER)
     rows, extras = [assess_retriever(panel)], {"floors": list(map(Floor.to_dict, floors)), "comparisons": []}
     cached = CachedFacts(cache, fingerprint, options.history_length)
     if stages or phases["train"].has_hits:
-        with run.phase("facts"):
+        with run.phase("facts"), processes.main_first():
             grounding = ground(data, source, phases, views.prompt_options(config), cached)
-            write_grounding(run.folder / GROUNDING_FILE, (grounding.final.scale, grounding.reasoner))
+            if processes.is_main():
+                write_grounding(run.folder / GROUNDING_FILE, (grounding.final.scale, grounding.reasoner))
         with run.phase("baselines"):
-            parts = {phase: ranking_data(grounding.facts[phase], lists) for phase, lists in phases.items()}
-            found, extras["comparisons"], logit = assess_baselines(panel, parts, config["fact_levels"])
+            found, extras["comparisons"] = processes.from_main(
+                lambda: _baselines(config, grounding, phases, panel, run.folder)
+            )
             rows += found
-            if logit:
-                write_grounding(run.folder / LOGIT_FILE, logit)
     if stages:
         lists = (phases["train"], phases["valid"], phases["test"])
         found, more = _stages(config, (data, template), (grounding, lists, panel), run)
@@ -138,9 +154,21 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
         phases=run.seconds,
     )
     report = build_report(info, rows, extras)
-    write_report(report, run.folder / "report.json")
-    print_report(report)
+    if processes.is_main():
+        write_report(report, run.folder / "report.json")
+        print_report(report)
     return report
+
+
+def _baselines(
+    config: Config, grounding: Grounding, phases: Mapping[Phase, Lists], panel: Panel, folder: Path
+) -> tuple[list[Row], Any]:
+    """Rows of the baselines and their comparisons; the conditional logit goes into the run's folder."""
+    parts = {phase: ranking_data(grounding.facts[phase], lists) for phase, lists in phases.items()}
+    rows, comparisons, logit = assess_baselines(panel, parts, config["fact_levels"])
+    if logit:
+        write_grounding(folder / LOGIT_FILE, logit)
+    return rows, comparisons
 
 
 def _stages(

@@ -26,11 +26,11 @@ from recbole_dgr2.data.sequences import Rows
 from recbole_dgr2.data.tasks import TaskBuilder
 from recbole_dgr2.data.template import load_template
 from recbole_dgr2.model.backbone import hide_progress_bars
-from recbole_dgr2.model.checkpoint import load_stage, require_same_data
+from recbole_dgr2.model.checkpoint import INFO_FILE, load_stage, require_same_data
 from recbole_dgr2.model.retriever import CHECKPOINT_NAME
 from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.preparation import Data, list_source, load_data
-from recbole_dgr2.report.export import RankedList, Status, json_lines, write_lists
+from recbole_dgr2.report.export import RankedList, Status, falling_scores, json_lines, write_lists
 from recbole_dgr2.reranker import LanguageModelReranker
 from recbole_dgr2.run_files import (
     GROUNDING_FILE,
@@ -42,6 +42,7 @@ from recbole_dgr2.run_files import (
 )
 from recbole_dgr2.semantic_ids import read_semantic_ids
 from recbole_dgr2.sources import ListSource
+from recbole_dgr2.stage_order import broken_lineage, require_lineage
 from recbole_dgr2.training import data_info, prompt_builder
 
 STAGES = ("ar_teacher", "ar_teacher_rl", "conversion", "distillation", "reinforcement")
@@ -60,10 +61,17 @@ class OpenRun:
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """What can rank: the retriever, the conditional logit, and the stages that the run finished."""
-        stages = [stage for stage in STAGES if (self.folder / stage / "dgr2.json").is_file()]
+        """What can rank: the retriever, the conditional logit, and the stages that the run finished, without those
+        that were made from other weights than their parent has now."""
+        stages = [
+            stage for stage in STAGES if self.finished(stage) and not broken_lineage(self.folder / stage)
+        ]
         grounded = (self.folder / LOGIT_FILE).is_file()
         return (*(PLAIN_SYSTEMS if grounded else PLAIN_SYSTEMS[:1]), *stages)
+
+    def finished(self, stage: str) -> bool:
+        """Whether the folder holds that stage."""
+        return (self.folder / stage / INFO_FILE).is_file()
 
     def recommend(
         self, user_ids: Sequence[Any], system: str | None = None, history: History = "test"
@@ -79,9 +87,12 @@ class OpenRun:
         Raises:
             ValueError: no such system.
         """
-        name = system or self.systems[-1]
-        if name not in self.systems:
-            raise ValueError(f"system {name!r}: this run has {', '.join(self.systems)}")
+        systems = self.systems
+        name = system or systems[-1]
+        if name in STAGES and self.finished(name):
+            require_lineage(self.folder / name)
+        elif name not in systems:
+            raise ValueError(f"system {name!r}: this run has {', '.join(systems)}")
         names = [str(user) for user in user_ids]
         numbers = self._numbers()
         lengths = self.data.sequences.lengths
@@ -123,7 +134,7 @@ class OpenRun:
             order = [slot for slot in ranking.order if candidates.ids[row, slot]]
             if order:
                 items = tuple(str(item_tokens[item]) for item in candidates.ids[row, order])
-                scores = tuple(float(score) for score in candidates.scores[row, order])
+                scores = falling_scores(candidates.scores[row, order])
                 user = int(users[row])
                 lists[user] = RankedList(str(user_tokens[user]), items, scores, *status_of(ranking))
         return lists
@@ -150,13 +161,15 @@ class OpenRun:
         """The model of a finished stage, ready to re-rank.
 
         Raises:
-            FileNotFoundError, ValueError: no such stage in this run, or one of other data.
+            FileNotFoundError, ValueError: no such stage in this run, or one of other data, or made from other weights
+                than its parent has now.
         """
         config, folder = self.config, self.folder / stage
+        require_lineage(folder)
         hide_progress_bars()
         tasks, _ = self._grounded(GROUNDING_FILE)
         backbone, info = load_stage(folder)
-        require_same_data(info, folder, data_info(config, self.data, tasks.fact_names))
+        require_same_data(info, folder, data_info(config, self.data, tasks))
         template = load_template(prompt_file(config["prompt"]))
         prompts = prompt_builder(config, self.data, template, backbone)
         spec = info.block_diffusion

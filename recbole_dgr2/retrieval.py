@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.cache import Cache, file_digest, link_files
+from recbole_dgr2.cache import Cache, copy_file, file_digest, link_files
 from recbole_dgr2.config import Config, retriever_config
 from recbole_dgr2.data.parts import Part, final_part
 from recbole_dgr2.data.sequences import Sequences
@@ -33,29 +33,16 @@ from recbole_dgr2.views import CandidateOptions
 
 _PASSING = (
     *("checkpoint_dir", "data_path", "dataset_save_path", "dataloaders_save_path", "save_dataset"),
-    *("save_dataloaders", "gpu_id", "use_gpu", "device", "state", "encoding", "show_progress", "worker"),
-    *(
-        "log_wandb",
-        "wandb_project",
-        "eval_batch_size",
-        "local_rank",
-        "rank",
-        "nproc",
-        "world_size",
-        "ip",
-        "port",
-    ),
-    *(
-        "topk",
-        "metrics",
-        "metric_decimal_place",
-        "benchmark_filename",
-        "valid_metric_bigger",
-        "offset",
-        "eval_step",
-    ),
+    *("save_dataloaders", "gpu_id", "use_gpu", "device", "state", "encoding", "show_progress"),
+    *("log_wandb", "wandb_project", "eval_batch_size", "local_rank", "rank", "ip", "port", "offset"),
+    *("topk", "metrics", "benchmark_filename"),
 )
-"""Keys of RecBole that change no retriever's weights, or that a fingerprint of the data covers."""
+"""Keys of RecBole that change no retriever's weights but by a device's arithmetic, or that a fingerprint covers.
+
+The best validated epoch is kept, so whatever decides the value or the moment of a validation is none of them:
+eval_step, valid_metric with its direction, and metric_decimal_place, since rounded values tie. topk and metrics only
+say what else is measured. Nor are worker and the number of processes, which decide negative samples and batches.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -139,8 +126,7 @@ class RetrieverStore:
         """Put the final retriever's checkpoint into `folder`, so that a run can be opened again without the cache."""
         final = final_part(self.sequences)
         if self._options.checkpoint:
-            link_files([self._options.checkpoint], folder)
-            (folder / self._options.checkpoint.name).replace(folder / CHECKPOINT_NAME)
+            copy_file(self._options.checkpoint, folder / CHECKPOINT_NAME)
             return
         path = self._checkpoint(final)
         if not path.exists():

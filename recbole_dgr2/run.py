@@ -16,6 +16,8 @@ from types import TracebackType
 
 import torch
 
+from recbole_dgr2 import processes
+from recbole_dgr2.threads import available_cores
 from recbole_dgr2.utils import choose_threads, init_seed
 
 LIBRARIES = (
@@ -46,6 +48,8 @@ class Run:
         seed: of all random numbers.
         threads: None measures the best number of CPU threads at the start of every phase: on a machine whose cores
             are busy, two threads can be many times slower than one.
+
+    Of several processes the main one alone makes the folder, logs and shows warnings.
     """
 
     def __init__(self, folder: Path, seed: int, threads: int | None) -> None:
@@ -55,11 +59,15 @@ class Run:
         self._seed = seed
         self._made: list[Path] = []
         self._kept = False
+        self._log: _Log | _Silence
 
     def __enter__(self) -> Run:
-        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._log = _Log(self.folder / "run.log")
+        if processes.is_main():
+            self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._log = _Log(self.folder / "run.log")
+        else:
+            self._log = _Silence()
         init_seed(self._seed, True)
         return self
 
@@ -83,13 +91,18 @@ class Run:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times one phase and logs its beginning and end."""
-        threads = self._threads or choose_threads()
+        threads = self._threads or processes.from_main(_threads_of_each)
         torch.set_num_threads(threads)
         logger.info("%s: started, %d thread%s", name, threads, "" if threads == 1 else "s")
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         logger.info("%s: %.1f s", name, self.seconds[name])
+
+
+def _threads_of_each() -> int:
+    """Threads for each process of this machine."""
+    return min(choose_threads(), processes.local_share(available_cores()))
 
 
 def hardware() -> str:
@@ -118,6 +131,16 @@ class _PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return _COLOUR.sub("", super().format(record))
+
+
+class _Silence:
+    """Instead of a log: nothing below an error is shown until it is closed."""
+
+    def __init__(self) -> None:
+        logging.disable(logging.WARNING)
+
+    def close(self) -> None:
+        logging.disable(logging.NOTSET)
 
 
 class _Log:

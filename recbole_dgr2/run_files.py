@@ -4,7 +4,8 @@
     prompt.yaml      a copy of the prompt's template: the original may change, or stay behind when the run is moved
     grounding.json   bounds of the fact levels and the embedded reasoner
     conditional_logit.json   the same of the baseline, which has all facts and a penalty chosen on validation lists
-    retriever/       checkpoint of the final retriever (a hard link into the cache where that is possible)
+    retriever/       checkpoint of the final retriever (a hard link into the cache where that is possible),
+                     or a copy of the checkpoint or candidate file that was given
     <stage>/         language models, one folder a stage
     report.json, run.log
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from recbole_dgr2.cache import Cache, Columns, file_digest, link_files
+from recbole_dgr2.cache import Cache, Columns, copy_file, file_digest
 from recbole_dgr2.data.candidate_files import FileLists, FileOptions
 from recbole_dgr2.data.candidates import Candidates, HeadOptions, build_candidates
 from recbole_dgr2.data.parts import Part, final_part, training_parts
@@ -181,7 +181,7 @@ class FileSource:
 
     def keep(self, folder: Path) -> None:
         """Put the file into `folder`."""
-        link_files([self._lists.path], folder)
+        copy_file(self._lists.path, folder / self._lists.path.name)
 
 
 def _columns(lists: Candidates) -> Columns:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from recbole_dgr2.bench import AR, GENERATE, Bench
+from recbole_dgr2.config import Config
 from recbole_dgr2.decode import DecodeOptions
 from recbole_dgr2.decode.auto import measure_pass_costs
 from recbole_dgr2.model.forward import compile_passes
@@ -27,8 +28,12 @@ from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.speed_page import write_page
 from recbole_dgr2.report.trace_view import print_view
 from recbole_dgr2.run import hardware, library_versions
+from recbole_dgr2.run_files import read_run_file
+from recbole_dgr2.stage_order import PARENTS
 from recbole_dgr2.threads import choose_threads
 from recbole_dgr2.work import Lists, work_of
+
+OUTPUTS = (16, 32, 64, 128)
 
 
 def run(bench: Bench, lists: Lists, options: argparse.Namespace) -> dict[str, Any]:
@@ -36,17 +41,18 @@ def run(bench: Bench, lists: Lists, options: argparse.Namespace) -> dict[str, An
     few = lists.hits.first(options.requests) if lists.hits.requests else lists.users.first(options.requests)
     lengths = [length for length in options.blocks if length <= bench.spec.block_size]
     taus = [f"block {tau:g}" for tau in options.taus]
-    drafts = [f"speculative {length}" for length in lengths]
+    exact = [AR, "speculative"] if bench.spec.context == "causal" else [AR]  # drafts need a causal stream
+    drafts = [f"speculative {length}" for length in lengths] if len(exact) > 1 else []
     shorter = [f"block 0.9/{length}" for length in lengths if length < bench.spec.block_size]
     outside = [] if options.no_generate else [GENERATE]
-    checked = [AR, *taus, *options.rules, "speculative"]
+    checked = [*exact, *taus, *options.rules, *shorter]
     tables: dict[str, list[dict[str, Any]]] = {}
     tables["modes"] = bench.entries(
-        [AR, *outside, *taus, *options.rules, *shorter, "speculative", *drafts, "auto"], few, bench.base
+        [AR, *outside, *taus, *options.rules, *shorter, *exact[1:], *drafts, "auto"], few, bench.base
     )
     tables["batch"], costs = [], []
     for batch in options.batches:
-        names = [AR, *outside, "block 0.9", "synchronised 0.9", "speculative", "auto"]
+        names = [AR, *outside, "block 0.9", "synchronised 0.9", *exact[1:], "auto"]
         work = lists.users.first(max(4 * batch, options.requests))
         tables["batch"] += bench.entries(names, work, replace(bench.base, batch_size=batch))
         longest = max(len(request.prompt_ids) for request in few.requests)
@@ -54,7 +60,7 @@ def run(bench: Bench, lists: Lists, options: argparse.Namespace) -> dict[str, An
     tables["output"] = []
     for length in options.outputs:
         cut = replace(bench.base, max_new_tokens=length)
-        tables["output"] += bench.entries([AR, "block 0.9", "speculative"], few, cut, output=length)
+        tables["output"] += bench.entries([AR, "block 0.9", *exact[1:]], few, cut, output=length)
     return {
         "quality": bench.qualities(checked, lists.first(options.users), max(options.batches))
         if options.users
@@ -65,6 +71,22 @@ def run(bench: Bench, lists: Lists, options: argparse.Namespace) -> dict[str, An
     }
 
 
+def changed_options(opened: OpenRun) -> dict[str, Any]:
+    """Options of the run, and of the stages it trained, that are not the defaults of its data set; no folders."""
+    saved = read_run_file(opened.folder)
+    folder = str(Path(opened.config["data_path"]).parent)
+    defaults = Config("DGR2", saved.dataset, None, {"data_path": folder})
+    skipped = ("data_path", "run_dir", "checkpoint_dir", "cache_dir", "retriever_checkpoint", "show_progress")
+    later = tuple(f"{stage}_" for stage in PARENTS if stage not in saved.options["stages"])
+    return {
+        key: Path(value).stem if key == "prompt" else value
+        for key, value in sorted(saved.options.items())
+        if key not in skipped
+        and not key.startswith(later)
+        and (key not in defaults or defaults[key] != value)
+    }
+
+
 def _bench(opened: OpenRun, options: argparse.Namespace) -> tuple[Bench, Lists]:
     reranker = opened.language_model(options.stage)
     if reranker.spec is None:
@@ -72,6 +94,11 @@ def _bench(opened: OpenRun, options: argparse.Namespace) -> tuple[Bench, Lists]:
     if options.compile:
         compile_passes(reranker.backbone.model)
     most = opened.config["max_new_tokens"]
+    if options.outputs is None:
+        options.outputs = [length for length in OUTPUTS if length <= most]
+    for length in options.outputs:
+        if not 2 <= length <= most:
+            raise ValueError(f"--outputs {length}: expected 2 to {most}, the run's max_new_tokens")
     base = DecodeOptions(AR, most, 1, seed=opened.config["seed"])
     lists = work_of(
         opened, reranker, max(options.users, options.requests, 4 * max(options.batches)), base.seed
@@ -89,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         opened = open_run(options.run_dir, show_progress=False, **changes)
         bench, lists = _bench(opened, options)
         result = run(bench, lists, options)
-        views = bench.views(lists.users.requests[0], [AR, "block 0.9", "speculative"])
+        shown = [AR, "block 0.9", "speculative"] if bench.spec.context == "causal" else [AR, "block 0.9"]
+        views = bench.views(lists.users.requests[0], shown)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -99,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "model": f"Stage {options.stage}, {bench.backbone.model.num_parameters():,} parameters",
         "dataset": opened.config["dataset"],
         "retriever": opened.source.name,
+        "options": changed_options(opened),
         "seed": bench.base.seed,
         "rounds": options.rounds,
         "threads": torch.get_num_threads(),
@@ -148,7 +177,11 @@ def _parser() -> argparse.ArgumentParser:
     rules = ["block factor=1", "block entropy=0.3", "block static=8"]
     add("--rules", type=_numbers(str), default=rules, help="further commit rules, such as 'block factor=1'")
     add("--batches", type=_numbers(int), default=[1, 4, 16, 64], help="batch sizes, comma-separated")
-    add("--outputs", type=_numbers(int), default=[16, 32, 64, 128], help="output lengths, comma-separated")
+    add(
+        "--outputs",
+        type=_numbers(int),
+        help=f"output lengths, comma-separated (default: {OUTPUTS}, where allowed)",
+    )
     inputs = [32, 128, 512, 2048, 4096]
     add("--inputs", type=_numbers(int), default=inputs, help="input lengths, comma-separated")
     add("--threads", type=int, default=0, help="torch threads, 0: measured (default: 0)")

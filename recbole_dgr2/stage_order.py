@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from recbole_dgr2 import views
+from recbole_dgr2 import stage_views, views
 from recbole_dgr2.config import Config
 
 TEACHER, TEACHER_RL = "ar_teacher", "ar_teacher_rl"
@@ -23,13 +23,62 @@ def teacher_folder(config: Config, run_dir: Path) -> Path:
     return run_dir / (TEACHER_RL if config["ar_teacher_rl_iterations"] else TEACHER)
 
 
+def ancestor_teacher(folder: Path) -> Path:
+    """The folder of the autoregressive stage that a finished stage grew out of, by what the checkpoints record; of the
+    first on the way that is not there any more, where one is not.
+
+    Raises:
+        ValueError: a `dgr2.json` that cannot be read.
+    """
+    from recbole_dgr2.model.checkpoint import read_info
+
+    while folder.is_dir():
+        info = read_info(folder)
+        if info.block_diffusion is None or info.parent is None:
+            break
+        folder = folder.parent / info.parent
+    return folder
+
+
+def broken_lineage(folder: Path) -> str | None:
+    """Why a finished stage does not belong to the others beside it; None where every parent that is there holds the
+    weights that its child was made from.
+
+    Raises:
+        ValueError: a `dgr2.json` that cannot be read.
+    """
+    from recbole_dgr2.model.adapters import weights_digest
+    from recbole_dgr2.model.checkpoint import read_info
+
+    info = read_info(folder)
+    parent = None if info.parent is None else folder.parent / info.parent
+    if parent is None or not parent.is_dir():
+        return None
+    if info.parent_weights != weights_digest(parent):
+        return (
+            f"{folder} was made from other weights than {parent} holds now; run stage {folder.name} again, or put the "
+            f"{parent.name} that it was made from back"
+        )
+    return broken_lineage(parent)
+
+
+def require_lineage(folder: Path) -> None:
+    """ValueError where a finished stage does not belong to those beside it; see `broken_lineage`."""
+    reason = broken_lineage(folder)
+    if reason is not None:
+        raise ValueError(reason)
+
+
 def start_folder(config: Config) -> Path | None:
     """The folder of an earlier run from which the first of `stages` starts; None where it is the teacher itself.
 
     Raises:
-        ValueError: no earlier run has left it, or a stage follows one that it cannot start from.
+        ValueError: no earlier run has left it, it was made from other weights than its own parent's are now, or a
+            stage follows one that it cannot start from.
     """
     options = views.run_options(config)
+    if "distillation" in options.stages:
+        stage_views.distillation_teacher(config)
     stages = [stage for stage in PARENTS if stage in options.stages]
     for before, stage in pairwise(stages):
         if before not in PARENTS[stage]:
@@ -48,7 +97,11 @@ def start_folder(config: Config) -> Path | None:
             f"stages {stages}: they start from the {folders[0].name} of an earlier run, and there is no {folders[0]}; "
             f"add {PARENTS[stages[0]][0]} to stages, or set run_dir to the folder of that run"
         )
-    teacher = teacher_folder(config, options.run_dir)
-    if "distillation" in stages and not teacher.is_dir():
-        raise ValueError(f"stages {stages}: distillation learns from the teacher, and there is no {teacher}")
+    require_lineage(found)
+    if stages[0] == "distillation" and stage_views.distillation_teacher(config) == TEACHER:
+        teacher = ancestor_teacher(found)
+        if not teacher.is_dir():
+            raise ValueError(
+                f"stages {stages}: distillation learns from the teacher, and there is no {teacher}"
+            )
     return found

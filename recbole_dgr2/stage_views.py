@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recbole_dgr2.views import fill, noise_options
+from recbole_dgr2.views import fill, noise_options, training_options
 
 if TYPE_CHECKING:
     from recbole_dgr2.config import Config
@@ -45,8 +45,7 @@ def policy_stage_options(config: Config, stage: str) -> StageOptions:
         reasoning_weight=config["conversion_reasoning_weight"],
         answer_weight=config["conversion_answer_weight"],
         lr_schedule="constant",
-        seed=config["seed"],
-        progress=config["show_progress"],
+        **training_options(config),
     )
 
 
@@ -61,6 +60,21 @@ def policy_options(config: Config, stage: str) -> PolicyOptions:
         max_draws=config[f"{stage}_max_draws"],
     )
     return fill(PolicyOptions, config, prefix=f"{stage}_", sampling=sampling)
+
+
+def distillation_teacher(config: Config) -> str:
+    """The stage that distillation learns from: "conversion", or "ar_teacher" for what the conversion grew out of.
+
+    Raises:
+        ValueError: conversion in context "block", whose clean stream is not autoregressive.
+    """
+    teacher = str(config["distillation_teacher"])
+    if teacher == "conversion" and config["context"] != "causal":
+        raise ValueError(
+            f"distillation_teacher conversion: with context {config['context']} its clean stream sees the block ahead, "
+            "so it cannot score answers token by token; set distillation_teacher ar_teacher"
+        )
+    return teacher
 
 
 def distillation_options(config: Config) -> DistillationOptions:

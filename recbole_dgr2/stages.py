@@ -7,22 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recbole_dgr2 import stage_views, views
+from recbole_dgr2.adapting import adapted, teacher_of
 from recbole_dgr2.assessing import DecodeMode, assess
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.ranking import RankingJudge
 from recbole_dgr2.decode.types import Request
 from recbole_dgr2.mid_training import mid_train
-from recbole_dgr2.model.backbone import Backbone
+from recbole_dgr2.model.adapters import merge
+from recbole_dgr2.model.backbone import Backbone, start_mask_row
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from recbole_dgr2.model.checkpoint import load_stage, read_info, require_block_diffusion
+from recbole_dgr2.model.checkpoint import read_info, require_block_diffusion
 from recbole_dgr2.preparation import draw_lists, tasks_of
 from recbole_dgr2.report.tables import Row
-from recbole_dgr2.stage_order import PARENTS, TEACHER, TEACHER_RL, start_folder, teacher_folder
+from recbole_dgr2.stage_order import PARENTS, TEACHER, TEACHER_RL, ancestor_teacher, start_folder
 from recbole_dgr2.trainer import ARTeacher, Conversion, Distillation, Reinforcement, TeacherRL, convert
 from recbole_dgr2.trainer.graded import Practice
 from recbole_dgr2.trainer.rollouts import Roller
-from recbole_dgr2.trainer.teacher import frozen_teacher
-from recbole_dgr2.training import VALIDATION_LISTS, Setting
+from recbole_dgr2.training import VALIDATION_LISTS, Setting, added_tokens, sid_tokens
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def _teach(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
                 Practice(judge),
                 stage_views.policy_options(config, TEACHER_RL),
             )
+            tuned.follow(run.folder / TEACHER)
             tuned.fit(train, valid, run.folder / TEACHER_RL)
         model = replace(model, stage=TEACHER_RL)
         rows.append(_assessed(setting, model))
@@ -101,8 +103,11 @@ def _teach(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
 def _convert(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
     """Stage `conversion`: assess the converted weights before any training, then train and assess again."""
     config, run = setting.config, setting.run
-    backbone, spec = convert(model.backbone, config["block_size"], config["context"])
-    rows = [_assessed(setting, Model(backbone, spec, model.stage), "naive")] if config["naive_row"] else []
+    plain, spec = convert(merge(model.backbone), config["block_size"], config["context"])
+    rows = [_assessed(setting, Model(plain, spec, model.stage), "naive")] if config["naive_row"] else []
+    start_mask_row(plain, spec.mask_id)
+    added = added_tokens(config, sid_tokens(config, setting.data))
+    backbone = adapted(config, plain, run.folder / str(model.stage), added, spec.mask_id)
     with run.phase("conversion"):
         stage = Conversion(
             backbone,
@@ -112,25 +117,27 @@ def _convert(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
             views.noise_options(config),
             config["conversion_ar_weight"],
         )
-        stage.parent = str(model.stage)
+        stage.follow(run.folder / str(model.stage))
         stage.fit(setting.train, setting.valid, run.folder / "conversion")
     model = Model(backbone, spec, "conversion")
     return model, [*rows, _assessed(setting, model)]
 
 
 def _distil(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
-    """Stage `distillation`: the finished teacher is read again from its folder, since the student grew out of it."""
+    """Stage `distillation`: the student learns on its own answers, from the frozen conversion or its ancestor."""
     config, run = setting.config, setting.run
     assert model.spec is not None
+    start = run.folder / str(model.stage)
+    teacher = start if stage_views.distillation_teacher(config) == "conversion" else ancestor_teacher(start)
     with run.phase("distillation"):
-        teacher, _ = load_stage(teacher_folder(config, run.folder))
         stage = Distillation(
             Roller(model.backbone, model.spec, stage_views.rollout_options(config, "distillation")),
             views.stage_options(config, "distillation"),
             setting.info,
-            frozen_teacher(teacher, model.backbone, model.spec),
+            teacher_of(model.backbone, model.spec, teacher),
             stage_views.distillation_options(config),
         )
+        stage.follow(start)
         stage.fit(setting.train, setting.valid, run.folder / "distillation")
     model = replace(model, stage="distillation")
     return model, [_assessed(setting, model)]
@@ -149,6 +156,7 @@ def _reinforce(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
             stage_views.policy_options(config, name),
             parent=str(model.stage),
         )
+        stage.follow(run.folder / str(model.stage))
         stage.fit(train, valid, run.folder / name)
     model = replace(model, stage=name)
     return model, [_assessed(setting, model)]

@@ -122,7 +122,7 @@ class LocalSource:
         kept = [token for token in completion.token_ids if token != self._backbone.eos_id]
         text = str(self._backbone.tokenizer.decode(kept))
         n, template = len(job.task.candidates), self._showing.template
-        trace, fault = read_trace(text, n, completion.finished, template)
+        trace, fault = read_trace(text, n, completion.finished, template, job.note is not None)
         return Draft(trace, fault, read, len(completion.token_ids))
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -209,9 +209,8 @@ class ServerSource:
         choice, usage = answer.choices[0], answer.usage
         apart = getattr(choice.message, "reasoning_content", None)  # servers that cut the thinking off
         text = (f"<think>{apart}</think>" if apart else "") + (choice.message.content or "")
-        trace, fault = read_trace(
-            text, len(job.task.candidates), choice.finish_reason == "stop", self._showing.template
-        )
+        finished, told = choice.finish_reason == "stop", job.note is not None
+        trace, fault = read_trace(text, len(job.task.candidates), finished, self._showing.template, told)
         if usage is None:
             return Draft(trace, fault)
         return Draft(trace, fault, usage.prompt_tokens, usage.completion_tokens)

@@ -65,8 +65,14 @@ class Scribe:
         self._source: TraceSource | None = None
         self._store: TraceStore | None = None
         if not self._options.plain:
+            options = self._options
             sampling = SamplingOptions(
-                self._options.mode, self._options.attempts, self._options.temperature, self._seed
+                options.mode,
+                options.attempts,
+                options.temperature,
+                self._seed,
+                0 if options.source == "evidence" else options.max_tokens,
+                self._template.trace_form,
             )
             self._sampling = sampling
             self._source = self._make_source(sampling, config["decode_batch_size"])

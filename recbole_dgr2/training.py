@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2 import views
+from recbole_dgr2 import processes, views
+from recbole_dgr2.adapting import adapted, started
+from recbole_dgr2.cache import digest_of
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.chat import end_with_turn
 from recbole_dgr2.data.drills import write_drills
 from recbole_dgr2.data.examples import Example
 from recbole_dgr2.data.lessons import Lesson, encode_lessons, lesson_texts
 from recbole_dgr2.data.prompt import PromptBuilder, label
+from recbole_dgr2.data.tasks import TaskBuilder
 from recbole_dgr2.data.template import PromptTemplate
 from recbole_dgr2.mid_training import sid_corpus
 from recbole_dgr2.model.backbone import (
@@ -27,7 +30,7 @@ from recbole_dgr2.model.backbone import (
     load_backbone,
     train_tokenizer,
 )
-from recbole_dgr2.model.checkpoint import load_stage, require_same_data
+from recbole_dgr2.model.checkpoint import load_adapted, require_same_data
 from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.preparation import Data, Grounding, Lists, tasks_of
 from recbole_dgr2.report.assessment import Panel
@@ -86,22 +89,15 @@ def make_setting(
     """
     hide_progress_bars()
     (data, template), (train, valid, test) = texts, phases
-    scribe = Scribe(config, texts, grounding.reasoner, run)
-    parts = [
-        scribe.write("training", grounding.training, train, config["max_train_lists"]),
-        scribe.write("validation", grounding.final, valid, VALIDATION_LISTS),
-    ]
-    info = data_info(config, data, grounding.final.fact_names)
+    parts, entries = processes.from_main(lambda: _write(config, run, texts, grounding, (train, valid)))
+    info = data_info(config, data, grounding.final)
     corpus = chain(lesson_texts(parts[0][:CORPUS_LISTS], template, data.item_text), sid_corpus(config, data))
     backbone = _backbone(config, info, corpus, sid_tokens(config, data))
     end_with_turn(template, backbone.tokenizer)
     prompts = prompt_builder(config, data, template, backbone)
     examples = [encode_lessons(part, prompts, backbone.tokenizer, backbone.eos_id) for part in parts]
     _check_length(examples[0], config["max_new_tokens"])
-    scores = np.stack(
-        [grounding.reasoner.scores(lesson.task.levels) for lesson in parts[0] if _full(lesson, config)]
-    )
-    drills = write_drills(scores, template, backbone.tokenizer, config["n_drills"], config["seed"])
+    drills = _drills(config, parts[0], grounding, template, backbone)
     tested = tasks_of(grounding.final, test, np.union1d(panel.hits, panel.sample))
     trimmed = [
         count_trimmed("training", (prompts.build(lesson.task) for lesson in parts[0])),
@@ -122,8 +118,42 @@ def make_setting(
         prompts,
         info,
         trimmed,
-        scribe.entries,
+        entries,
     ), backbone
+
+
+def _drills(
+    config: Config,
+    lessons: Sequence[Lesson],
+    grounding: Grounding,
+    template: PromptTemplate,
+    backbone: Backbone,
+) -> Sequence[Example]:
+    """Practice lists with made-up scores that are spread as those of full lists; none where no list is full."""
+    scores = [grounding.reasoner.scores(lesson.task.levels) for lesson in lessons if _full(lesson, config)]
+    if not config["n_drills"]:
+        return ()
+    if not scores:
+        text = "n_drills %d: no training list has all %d candidates to take scores from, so no drills are written"
+        logger.warning(text, config["n_drills"], config["n_candidates"])
+        return ()
+    return write_drills(np.stack(scores), template, backbone.tokenizer, config["n_drills"], config["seed"])
+
+
+def _write(
+    config: Config,
+    run: Run,
+    texts: tuple[Data, PromptTemplate],
+    grounding: Grounding,
+    learnt: tuple[Lists, Lists],
+) -> tuple[list[list[Lesson]], list[dict[str, Any]]]:
+    """Lessons of training and of validation, and what their traces cost."""
+    scribe = Scribe(config, texts, grounding.reasoner, run)
+    lessons = [
+        scribe.write("training", grounding.training, learnt[0], config["max_train_lists"]),
+        scribe.write("validation", grounding.final, learnt[1], VALIDATION_LISTS),
+    ]
+    return lessons, scribe.entries
 
 
 def _full(lesson: Lesson, config: Config) -> bool:
@@ -131,13 +161,21 @@ def _full(lesson: Lesson, config: Config) -> bool:
     return len(lesson.task.candidates) == config["n_candidates"]
 
 
-def data_info(config: Config, data: Data, fact_names: Sequence[str]) -> dict[str, Any]:
-    """What a stage was trained on, as far as it must be the same wherever its checkpoint is used."""
+def data_info(config: Config, data: Data, tasks: TaskBuilder) -> dict[str, Any]:
+    """What a stage was trained on, as far as it must be the same wherever its checkpoint is used: all that the words of
+    its prompts come from."""
+    limits, scale, text = views.token_limits(config), tasks.scale, data.item_text
     return {
         "vocabulary": vocabulary(data.dataset).fingerprint,
         "n_candidates": config["n_candidates"],
         "prompt": hashlib.sha256(prompt_file(config["prompt"]).read_bytes()).hexdigest(),
-        "facts": list(fact_names),
+        "facts": list(tasks.fact_names),
+        "fact_levels": scale.n_levels,
+        "fact_scale": digest_of(scale.edges),
+        "history_length": tasks.history_length,
+        "candidate_tokens": limits.candidate,
+        "history_tokens": limits.history,
+        "item_text": digest_of([text.titles, text.categories, text.brands]),
         **({"semantic_ids": data.sids.digest} if data.sids else {}),
     }
 
@@ -166,6 +204,11 @@ def sid_tokens(config: Config, data: Data) -> list[str]:
     return tokens
 
 
+def added_tokens(config: Config, sids: Sequence[str]) -> list[str]:
+    """Tokens that a pretrained backbone does not have: labels of candidates, then those of semantic IDs."""
+    return [*(label(slot) for slot in range(config["n_candidates"])), *sids]
+
+
 def _backbone(
     config: Config, info: Mapping[str, Any], corpus: Iterable[str], sids: Sequence[str]
 ) -> Backbone:
@@ -174,14 +217,13 @@ def _backbone(
 
     `sids`: tokens added beside the labels of candidates, and beside embedded_vocab_size.
     """
-    start = start_folder(config)
+    start, added = start_folder(config), added_tokens(config, sids)
     if start is not None:
-        backbone, found = load_stage(start)
+        backbone, found = load_adapted(start)
         require_same_data(found, start, info)
-        return backbone
-    added = [*(label(slot) for slot in range(config["n_candidates"])), *sids]
+        return started(config, backbone, found, start, added)
     if config["backbone"] != "embedded":
-        return load_backbone(config["backbone"], added)
+        return adapted(config, load_backbone(config["backbone"], added), config["backbone"], added)
     tokenizer = train_tokenizer(corpus, config["embedded_vocab_size"] + len(sids), added)
     return build_embedded(views.embedded_spec(config), tokenizer, config["seed"])
 

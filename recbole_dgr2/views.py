@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from recbole_dgr2.data.parts import SplitOptions
     from recbole_dgr2.data.prompt import TokenLimits
     from recbole_dgr2.decode.types import DecodeOptions
+    from recbole_dgr2.model.adapters import AdapterOptions
     from recbole_dgr2.model.backbone import EmbeddedSpec
     from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
     from recbole_dgr2.model.noise import NoiseOptions
@@ -214,6 +215,14 @@ def embedded_spec(config: Config) -> EmbeddedSpec:
     return fill(EmbeddedSpec, config, prefix="embedded_")
 
 
+def adapter_options(config: Config) -> AdapterOptions | None:
+    """Size of the adapters; None where all weights are trained."""
+    from recbole_dgr2.model.adapters import AdapterOptions
+
+    targets = tuple(map(str, config["lora_targets"] or ()))
+    return AdapterOptions(config["lora_rank"], config["lora_alpha"], targets) if config["lora_rank"] else None
+
+
 def block_diffusion_spec(config: Config, mask_id: int) -> BlockDiffusionSpec:
     """The block-diffusion contract of a run, for a backbone whose mask token is `mask_id`."""
     from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -232,9 +241,18 @@ def stage_options(config: Config, stage: str) -> StageOptions:
     """Training options of one stage, from the keys that begin with its name."""
     from recbole_dgr2.trainer.options import StageOptions
 
-    return fill(
-        StageOptions, config, prefix=f"{stage}_", seed=config["seed"], progress=config["show_progress"]
-    )
+    return fill(StageOptions, config, prefix=f"{stage}_", **training_options(config))
+
+
+def training_options(config: Config) -> dict[str, Any]:
+    """What is the same for the training of every stage, as fields of `StageOptions`."""
+    return {
+        "seed": config["seed"],
+        "progress": config["show_progress"],
+        "micro_batch_size": config["micro_batch_size"],
+        "mixed_precision": "no" if config["precision"] == "fp32" else config["precision"],
+        "gradient_checkpointing": config["gradient_checkpointing"],
+    }
 
 
 def mid_training_options(config: Config) -> StageOptions:
@@ -242,8 +260,7 @@ def mid_training_options(config: Config) -> StageOptions:
     from recbole_dgr2.trainer.options import StageOptions
 
     fixed = {"eval_step": 0, "stopping_step": 0, "reasoning_weight": 0.0, "answer_weight": 1.0}
-    run = {"seed": config["seed"], "progress": config["show_progress"]}
-    return fill(StageOptions, config, prefix="mid_training_", **run, **fixed)
+    return fill(StageOptions, config, prefix="mid_training_", **training_options(config), **fixed)
 
 
 def decode_options(

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from recbole_dgr2.data.candidate_files import FileLists, FileOptions, read_candidate_file
 from recbole_dgr2.data.sequences import Rows
-from recbole_dgr2.report.export import RankedList, write_lists
+from recbole_dgr2.report.export import RankedList, falling_scores, write_lists
 from tests.reranking import sequences
 
 USERS = {"u 1": 1, "Юлия": 2, "3": 3}
@@ -124,6 +126,22 @@ def test_an_export_can_be_read_back(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
     lists = read_candidate_file(tmp_path / name, USERS, ITEMS)
     assert ids(lists) == [[3, 2, 0], [4, 0, 0], [5, 0, 0]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6, width=32), max_size=12))
+def test_exported_scores_fall_in_steps_that_a_file_keeps(values: list[float]) -> None:
+    scores = falling_scores(values)
+    assert (np.diff(np.array(scores, dtype=np.float32)) < 0).all()
+    assert np.allclose(scores, sorted(values, reverse=True), rtol=1e-5, atol=1e-30)
+    if len(set(values)) == len(values):
+        assert list(scores) == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("scores", [(1.0, 2.0), (1.0, 1.0), (1.0,)], ids=str)
+def test_a_list_whose_scores_say_another_order_is_refused(scores: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="user u: expected falling scores, one an item"):
+        RankedList("u", ("a", "b"), scores, "ok")
 
 
 def test_an_export_says_why(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -239,3 +241,33 @@ def test_many_long_requests(mode: str) -> None:
     result = run(requests, options_of(mode, 8, 64))
     assert [completion.key for completion in result.completions] == [request.key for request in requests]
     assert {len(completion.token_ids) for completion in result.completions if not completion.finished} <= {64}
+
+
+@pytest.mark.parametrize("mode", ["autoregressive", "block", "speculative"])
+def test_ten_thousand_requests_take_the_memory_of_a_batch(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cache of the batch's shape serves them all, and no tensor of a request outlives it."""
+    caches: list[engine.SlotCache] = []
+
+    class Watched(engine.SlotCache):
+        def __init__(self, slots: int, length: int, device: torch.device) -> None:
+            super().__init__(slots, length, device)
+            caches.append(self)
+
+    monkeypatch.setattr(engine, "SlotCache", Watched)
+    prompts = [request.prompt_ids for request in requests_of([3, 4, 5, 6])]
+    requests = [Request(number, prompts[number % 4]) for number in range(10_000)]
+    tensors: list[int] = []
+
+    def count(finished: int) -> None:
+        if finished in (2_000, 9_000):
+            tensors.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+
+    model = tiny_model()
+    options = options_of(mode, batch_size=64, max_new_tokens=2)
+    result = decode(model, requests, options, eos_id=EOS_ID, spec=SPEC, progress=count)
+    assert len(result.completions) == 10_000
+    (cache,) = caches
+    config = model.config
+    width = config.num_key_value_heads * config.head_dim
+    assert cache.nbytes == 2 * config.num_hidden_layers * 64 * cache.length * width * 4
+    assert tensors[1] <= tensors[0] + 8

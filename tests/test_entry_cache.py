@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from recbole_dgr2.cache import Cache, Columns, data_fingerprint, digest_of, link_files
+from recbole_dgr2.cache import Cache, Columns, copy_file, data_fingerprint, digest_of, link_files
 
 WHAT = {"data": {"x.inter": "abc"}, "retriever": "ItemKNN", "seed": 1}
 
@@ -153,3 +154,31 @@ def test_linked_files_survive_the_original(tmp_path: Path) -> None:
         link_files([tmp_path / "one"], tmp_path / "there")
     (tmp_path / "one").unlink()
     assert (tmp_path / "there" / "one").read_text() == "1"
+
+
+def test_a_file_put_onto_itself_stays(tmp_path: Path) -> None:
+    """A finished run's own checkpoint or lists, given to a run into the same folder."""
+    one = tmp_path / "one"
+    one.write_text("1")
+    (tmp_path / "alias").symlink_to(tmp_path)
+    link_files([tmp_path / "alias" / "one"], tmp_path)
+    copy_file(one, tmp_path / "alias" / "one")
+    assert one.read_text() == "1" and not one.is_symlink()
+
+
+def test_a_copy_is_the_runs_own(tmp_path: Path) -> None:
+    (tmp_path / "lists.csv").write_text("before")
+    for _ in range(2):
+        copy_file(tmp_path / "lists.csv", tmp_path / "run" / "lists.csv")
+    with (tmp_path / "lists.csv").open("a") as stream:
+        stream.write(", after")
+    assert (tmp_path / "run" / "lists.csv").read_text() == "before"
+
+
+@pytest.mark.parametrize("put", [lambda one, there: link_files([one], there.parent), copy_file])
+def test_a_file_that_cannot_be_put_leaves_the_old_one(tmp_path: Path, put: Callable[..., None]) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "one").write_text("old")
+    with pytest.raises(FileNotFoundError):
+        put(tmp_path / "one", tmp_path / "there" / "one")
+    assert [path.read_text() for path in (tmp_path / "there").iterdir()] == ["old"]

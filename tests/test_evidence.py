@@ -86,11 +86,12 @@ def test_histories_short_empty_and_long() -> None:
 def test_no_rows_no_text_no_interactions() -> None:
     none = measure_facts(EVIDENCE, candidates([[3, 4]]).take(slice(0, 0)), [])
     assert none.shape == (0, 2, len(FACTS))
-    blank = ItemText(("",) * 6, ((),) * 6, ("",) * 6)
-    evidence = fit_evidence(sequences([], []), blank)
-    found = measure_facts(evidence, candidates([[3, 4]]), [np.array([1])])[0]
-    assert not found[:, 1:].any()
-    assert np.isfinite(found).all()
+    for title in ("", "!?"):
+        blank = ItemText((title,) * 6, ((),) * 6, ("",) * 6)
+        evidence = fit_evidence(sequences([], []), blank)
+        found = measure_facts(evidence, candidates([[3, 4]]), [np.array([1])])[0]
+        assert not found[:, 1:].any()
+        assert np.isfinite(found).all()
 
 
 def test_many_rows_equal_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
         "model/retriever.py",
         "model/dgr2.py",
     ),
-    "transformers": ("model/backbone.py", "decode/cache.py"),
+    "transformers": ("model/backbone.py", "model/outline.py", "decode/cache.py"),
 }
 PIPELINE = (
     "quick_start",

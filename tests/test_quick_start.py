@@ -237,3 +237,24 @@ def test_the_command_line_says_what_is_wrong(here: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.startswith("error: tauu (command line): ")
     assert main(["--dataset=toi"]) == 2
     assert "no data set 'toi'" in capsys.readouterr().err
+
+
+def test_answers_too_short_to_time_leave_the_speed_out(here: Path) -> None:
+    report = run(here, stages=["ar_teacher"], max_new_tokens=1, n_drills=0)
+    assert models(report)["ar_teacher"]["decode"] is None
+
+
+def test_lists_shorter_than_n_give_no_drills(here: Path) -> None:
+    """A candidate file with five candidates a user, at N = 6; the last three of each user's items are among them."""
+    rows = ["user_id,item_id,split"]
+    taken: dict[str, list[str]] = {}
+    for line in (ROOT / "dataset" / "toy" / "toy.inter").read_text().splitlines()[1:]:
+        user, item, _ = line.split("\t")
+        taken.setdefault(user, []).append(item)
+    for user, items in taken.items():
+        rest = [f"i{number}" for number in range(1, 81) if f"i{number}" not in items]
+        lists = [f"{user},{item}" for item in (*items[-3:], *rest[:2])]
+        rows += [f"{line},{split}" for split in ("train", "valid", "test") for line in lists]
+    (here / "lists.csv").write_text("\n".join(rows) + "\n")
+    report = run(here, stages=["ar_teacher"], candidate_file=str(here / "lists.csv"))
+    assert models(report)["ar_teacher"]["valid_rate"] is not None

@@ -116,3 +116,15 @@ def test_no_hit_is_an_error() -> None:
     levels, _ = lists(6)
     with pytest.raises(ValueError, match="none of 6 training lists has its target among the 4 candidates"):
         fit_reasoner(levels, np.full(6, 4), n_levels=3)
+
+
+def test_an_empty_slot_is_no_alternative() -> None:
+    """Lists of 3 in 6 slots, target uniform among the three: facts of padding and slots say nothing."""
+    rng = np.random.default_rng(0)
+    levels = np.concatenate([rng.integers(1, 3, (3_000, 3, 1)), np.zeros((3_000, 3, 1), dtype=int)], axis=1)
+    filled = np.repeat([[True] * 3 + [False] * 3], 3_000, axis=0)
+    found = fit_reasoner(levels, rng.integers(0, 3, 3_000), n_levels=3, filled=filled)
+    assert np.ptp(found.weights[0, 1:]) < 0.15
+    assert np.ptp(found.rank_weights[:3]) < 0.15
+    short = fit_reasoner(levels[:, :3], rng.integers(0, 3, 3_000), n_levels=3)
+    assert np.allclose(found.weights, short.weights, atol=0.2)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from recbole_dgr2 import retrieval
+from recbole_dgr2.data.candidate_files import read_candidate_file
 from recbole_dgr2.data.ranking import Ranking
 from recbole_dgr2.recommend import OpenRun, main, open_run, recommend, status_of
+from recbole_dgr2.report.export import write_lists
 from tests.atomic import run, walks, write
 from tests.toy_run import Finished
+from tests.toy_run import run as train_again
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +82,7 @@ def test_a_system_permutes_the_candidates(opened: OpenRun, system: str) -> None:
     after = opened.recommend(["u1", "u2", "u3"], system)
     for one, two in zip(before, after, strict=True):
         assert set(one.items) == set(two.items)
-        score = dict(zip(one.items, one.scores, strict=True))
-        assert two.scores == tuple(score[item] for item in two.items)
+        assert two.scores == one.scores  # the places', not the items': they fall with rank
         assert two.status in ("ok", "repaired", "fallback")
         assert bool(two.reason) == (two.status != "ok")
     assert opened.recommend(["u1", "u2", "u3"], system) == after  # LLMRank #7: the same lists again
@@ -118,6 +121,53 @@ def test_a_run_can_be_moved(finished: Finished, tmp_path: Path) -> None:
     shutil.copytree(finished.folder, tmp_path / "moved")
     expected = recommend(finished.folder, ["u1", "u5"])
     assert recommend(tmp_path / "moved", ["u1", "u5"]) == expected
+
+
+def test_a_stage_of_other_parents_is_not_offered(finished: Finished, tmp_path: Path) -> None:
+    """Distillation was trained again, so reinforcement belongs to weights that are gone."""
+    shutil.copytree(finished.folder, tmp_path / "run")
+    path = next((tmp_path / "run" / "distillation").glob("*.safetensors"))
+    path.write_bytes(next((tmp_path / "run" / "conversion").glob("*.safetensors")).read_bytes())
+    opened = open_run(tmp_path / "run")
+    assert opened.systems[-1] == "distillation"
+    for ask in (
+        lambda: opened.recommend(["u1"], "reinforcement"),
+        lambda: opened.language_model("reinforcement"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"reinforcement was made from other weights than .*distillation holds"
+        ):
+            ask()
+    assert opened.recommend(["u1"])[0].user_id == "u1"
+
+
+def test_parents_that_are_gone_contradict_nothing(finished: Finished, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "ar_teacher")
+    assert open_run(tmp_path / "run").systems[-1] == "reinforcement"
+
+
+@pytest.mark.parametrize(
+    ("keys", "entry"),
+    [
+        ({"fact_levels": 3}, "fact_levels is 8, here 3"),
+        ({"history_length": 3}, "history_length is 50, here 3"),
+        ({"candidate_tokens": 60}, "candidate_tokens is None, here 60"),
+        ({"history_tokens": 9}, "history_tokens is None, here 9"),
+        ({"title_field": None}, "(item_text|fact_scale) is"),
+    ],
+)
+def test_stages_of_other_prompts_are_refused(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], entry: str
+) -> None:
+    """A later run without stages writes another grounding and other options beside them."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished.folder, tmp_path / "run")
+    train_again(tmp_path, run_dir="run", stages=[], **keys)
+    with pytest.raises(ValueError, match=f"was trained on other data: its {entry}"):
+        recommend("run", ["u1"], system="conversion")
+    with pytest.raises(ValueError, match=f"was trained on other data: its {entry}"):
+        train_again(tmp_path, run_dir="run", stages=["distillation"], **keys)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +219,26 @@ def test_a_candidate_file_instead_of_a_retriever(tmp_path: Path, monkeypatch: py
     assert few["n_users"] == 12
     assert few["floors"][2]["hits"] <= 1
     assert recommend("few", ["u2"], system="retriever")[0].status == "missing"
+
+
+@pytest.mark.parametrize("name", ["lists.csv", "lists.jsonl"])
+def test_a_new_order_survives_the_way_through_a_file(here: Path, name: str) -> None:
+    """What a second stage ranked is read back as it ranked it, by this program and by any that sorts by score."""
+    folder = write(here, walks())
+    run(folder)
+    opened = open_run(folder / "saved" / "own-ItemKNN-2020")
+    before, after = (
+        opened.recommend(opened.users(), system) for system in ("retriever", "conditional_logit")
+    )
+    assert [entry.items for entry in before] != [entry.items for entry in after]
+    write_lists(after, Path(name))
+    dataset = opened.data.dataset
+    user_ids, item_ids = (dict(dataset.field2token_id[field]) for field in ("user_id", "item_id"))
+    read = read_candidate_file(Path(name), user_ids, item_ids).lists["test"]
+    for entry in after:
+        found, scores = read[user_ids[entry.user_id]]
+        assert tuple(dataset.field2id_token["item_id"][found]) == entry.items
+        assert (np.diff(scores) < 0).all()
 
 
 def test_seeds_decide_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from string import Template
 
 import numpy as np
 import pytest
@@ -23,10 +24,11 @@ from recbole_dgr2.data.rejection import (
     Problem,
     SamplingOptions,
     collect_lessons,
+    settings_of,
 )
 from recbole_dgr2.data.tasks import RankingTask
 from recbole_dgr2.data.template import load_template
-from recbole_dgr2.data.trace_reading import TOLD, UNCITED, UNFINISHED, hint, read_trace
+from recbole_dgr2.data.trace_reading import GARBLED, TOLD, UNCITED, UNFINISHED, hint, read_trace
 from recbole_dgr2.data.trace_store import TraceStore
 from recbole_dgr2.data.traces import Trace, write_evidence_trace
 from recbole_dgr2.model.backbone import train_tokenizer
@@ -256,8 +258,10 @@ def test_a_lesson_does_not_know_the_target(tmp_path: Path, prompt: str, mode: Mo
 
 
 # free text
-def read(text: str, n: int = 3, finished: bool = True, prompt: str = "compact") -> tuple[Trace | None, str]:
-    return read_trace(text, n, finished, load_template(prompt_file(prompt)))
+def read(
+    text: str, n: int = 3, finished: bool = True, prompt: str = "compact", told: bool = False
+) -> tuple[Trace | None, str]:
+    return read_trace(text, n, finished, load_template(prompt_file(prompt)), told)
 
 
 @pytest.mark.parametrize("prompt", ["compact", "gr2", "own"])
@@ -301,8 +305,9 @@ def answer(*slots: int, explanation: str = "<c1> fits") -> str:
         ("why <c1>" + answer(0, 1, 2, 5), "out_of_set"),
         ("why" + answer(0, 1, 2, explanation="it fits"), UNCITED),
         ("why <c7>" + answer(0, 1, 2, explanation="it fits"), UNCITED),
-        ("the private  note says <c1>" + answer(0, 1, 2), TOLD),
-        ("why" + answer(0, 1, 2, explanation="<c1>: see the Private Note"), TOLD),
+        ("why \ud83d <c1>" + answer(0, 1, 2), GARBLED),
+        ("why" + answer(0, 1, 2, explanation="<c1> \ud83d"), GARBLED),
+        ("why" + answer(0, 1, 2, explanation="<c1> \U0001f600"), ""),
         ("why <a_1><b_2>" + answer(0, 1, 2, explanation=""), ""),
         ("why" + answer(0, 1, 2), ""),
     ],
@@ -311,6 +316,42 @@ def test_what_is_turned_down(text: str, fault: str) -> None:
     trace, found = read(text)
     assert found == fault
     assert (trace is None) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "the private  note says",
+        "According to the NOTE, the user will take",
+        "the user goes on to choose",
+        "The hint tells me it is",
+        "as hinted,",
+        "I was told of",
+        "the instructions name",
+        "the target is",
+        "the target item is",
+    ],
+)
+def test_a_writer_that_was_told_must_not_say_so(words: str) -> None:
+    for text in (f"{words} <c1>{answer(0, 1, 2)}", answer(0, 1, 2, explanation=f"{words} <c1>")):
+        assert read(text, told=True) == (None, TOLD)
+        assert not read(text)[1], "where nobody was told, words are words"
+    assert not read("why, from <c1> noted targets" + answer(0, 1, 2), told=True)[1]
+
+
+def test_settings_tell_budgets_and_forms_apart() -> None:
+    """Stored attempts are those of an equal budget of tokens and an equal form of traces."""
+    source, given = Script({}), options()
+    words = load_template(prompt_file("compact"))
+    form = words.trace_form
+    whole = settings_of(source, replace(given, max_tokens=64, form=form))
+    assert whole != settings_of(source, replace(given, max_tokens=65, form=form))
+    for name in ("pattern", "scores", "score", "strong", "cited_fact", "answer"):
+        changed = replace(words, sections={**words.sections, name: Template("other")})
+        assert changed.trace_form != form
+    assert replace(words, places=("first",)).trace_form != form
+    assert replace(words, sections={**words.sections, "system": Template("other")}).trace_form == form
+    assert whole != settings_of(source, replace(given, max_tokens=64, form="other"))
 
 
 def test_an_answer_that_was_cut_off_is_turned_down() -> None:

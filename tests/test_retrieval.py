@@ -65,6 +65,10 @@ def test_a_second_run_trains_nothing(tmp_path: Path, trained: list[str]) -> None
         ({"seed": 3}, 2),
         ({"hidden_size": 4}, 2),
         ({"learning_rate": 0.01}, 2),
+        ({"eval_batch_size": 64}, 0),
+        ({"eval_step": 0}, 2),
+        ({"valid_metric": "NDCG@3"}, 2),
+        ({"metric_decimal_place": 2}, 2),
     ],
     ids=str,
 )
@@ -113,3 +117,29 @@ def test_without_a_cache_nothing_is_kept(tmp_path: Path, trained: list[str]) -> 
     assert trained.count("train_retriever") == 2
     assert not (folder / "saved" / "cache").exists()
     assert (folder / "saved" / "own-ItemKNN-2020" / "retriever" / "retriever.pth").exists()
+
+
+def test_a_runs_own_file_given_to_it_again_stays(tmp_path: Path, trained: list[str]) -> None:
+    """`--retriever_checkpoint` and `--candidate_file` out of the folder that the run goes to."""
+    folder = write(tmp_path, walks())
+    run(folder, run_dir="one")
+    checkpoint = Path("one/retriever/retriever.pth")
+    content = checkpoint.read_bytes()
+    run(folder, run_dir="one", retriever_checkpoint=str(checkpoint))
+    assert checkpoint.read_bytes() == content
+    lists = Path("two/retriever/lists.csv")
+    lists.parent.mkdir(parents=True)
+    lists.write_text("user_id,item_id\n" + "".join(f"u{n},i{(3 * n + 6) % 20}\n" for n in range(12)))
+    text = lists.read_text()
+    run(folder, run_dir="two", candidate_file=str(lists))
+    assert lists.read_text() == text
+    Path("lists.csv").write_text(text)
+    Path("given.pth").write_bytes(content)
+    run(folder, run_dir="three", candidate_file="lists.csv")
+    run(folder, run_dir="four", retriever_checkpoint="given.pth")
+    for given, kept in (
+        ("lists.csv", "three/retriever/lists.csv"),
+        ("given.pth", "four/retriever/retriever.pth"),
+    ):
+        assert not Path(given).samefile(kept)
+        assert Path(given).read_bytes() == Path(kept).read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from recbole_dgr2.bench import Contender, contender
 from recbole_dgr2.data.ranking import Ranking
 from recbole_dgr2.decode import auto
 from recbole_dgr2.decode.outside import generate
+from recbole_dgr2.recommend import open_run
 from recbole_dgr2.report.speed import (
     cost_cells,
     curves_of,
@@ -21,6 +23,7 @@ from recbole_dgr2.report.speed import (
     quality_entry,
     speed_cells,
 )
+from recbole_dgr2.work import Lists, Work
 from tests.decoding import options_of, requests_of, run
 from tests.tiny import EOS_ID, MASK_ID, tiny_model
 from tests.toy_run import Finished
@@ -79,7 +82,8 @@ def test_cells_points_and_curves() -> None:
     cells = speed_cells([slow, fast], "batch")
     assert cells[2][:5] == ["4", "speculative", "10", "3.00x", "2.50-4.00"]
     assert len({len(row) for row in cells}) == 1
-    assert [point.accuracy for point in points_of([slow, rated], "recall@1")] == [0.4]
+    assert [point.accuracy for point in points_of([slow, fast], [rated], "recall@1")] == [0.4]
+    assert points_of([slow], [rated], "recall@1") == []
     (curve,) = curves_of([slow, fast, {**fast, "batch": 1, "speedup": 5.0}], "batch")
     assert (list(curve.x), list(curve.speedup)) == ([1, 4], [5.0, 3.0])
     costs = [{"batch": 1, "queries": (1, 8), "seconds": (0.001, 0.002)}]
@@ -160,3 +164,25 @@ def test_a_bad_run_or_stage_is_a_one_line_error(
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
     assert not (tmp_path / "out").exists()
+
+
+def test_an_output_longer_than_the_runs_answers_is_refused(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"--run_dir={finished.folder}", f"--output={tmp_path / 'out'}", "--outputs=4,999"]
+    assert speed.main(words) == 2
+    assert capsys.readouterr().err == "error: --outputs 999: expected 2 to 40, the run's max_new_tokens\n"
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_hits_or_a_causal_stream(finished: Finished) -> None:
+    """No accuracy where there is no hit, no drafts where nothing can verify them; the rest is measured."""
+    opened = open_run(finished.folder)
+    options = speed._parser().parse_args(["--run_dir=x", "--output=x", *SWEEP])
+    bench, lists = speed._bench(opened, options)
+    none = Work(requests=[], candidates=[], targets=[])
+    blind = replace(bench, spec=replace(bench.spec, context="block"))
+    result = speed.run(blind, Lists(lists.users, none), options)
+    names = {entry["decoder"] for entries in result["tables"].values() for entry in entries}
+    assert "block 0.9" in names and not [name for name in names if name.startswith("speculative")]
+    assert all(entry["hits"] == 0 and "metrics" not in entry for entry in result["quality"])

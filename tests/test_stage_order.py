@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 
 from recbole_dgr2 import stages
 from recbole_dgr2.config import Config
-from recbole_dgr2.stage_order import PARENTS, start_folder, teacher_folder
+from recbole_dgr2.model.adapters import weights_digest
+from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
+from recbole_dgr2.model.checkpoint import StageInfo
+from recbole_dgr2.stage_order import PARENTS, ancestor_teacher, start_folder, teacher_folder
 from tests.toy_run import Finished
 
 Build = Callable[..., Config]
@@ -20,9 +24,21 @@ Build = Callable[..., Config]
 def config_of(build: Build, names: list[str], folders: list[str], **keys: Any) -> tuple[Config, Path]:
     """A config of those stages in a run folder that holds those finished stages."""
     config = build(stages=names, run_dir="run", **keys)
+    parents = {"ar_teacher_rl": "ar_teacher", "conversion": "ar_teacher", "distillation": "conversion"}
     for folder in folders:
-        (Path("run") / folder).mkdir(parents=True)
+        write_stage(Path("run") / folder, parents.get(folder))
     return config, Path("run")
+
+
+def write_stage(folder: Path, parent: str | None, weights: str = "first") -> None:
+    """A finished stage as far as its lineage goes; the weights are one word."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_text(f"{folder.name}: {weights}")
+    above = folder.parent / str(parent)
+    spec = None if folder.name.startswith("ar_teacher") else BlockDiffusionSpec(4, 7, "causal")
+    digest = weights_digest(above) if above.is_dir() else None
+    info = StageInfo(folder.name, parent, spec, parent_weights=digest)
+    (folder / "dgr2.json").write_text(json.dumps(info.to_dict()))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +69,6 @@ def test_the_first_stage_starts_from_the_best_parent(
             "from the ar_teacher of an earlier run, and there is no .*add ar_teacher to stages",
         ),
         (["distillation"], ["ar_teacher"], "from the conversion of an earlier run"),
-        (
-            ["distillation"],
-            ["conversion"],
-            "distillation learns from the teacher, and there is no run/ar_teacher",
-        ),
         (["reinforcement"], ["ar_teacher"], "from the distillation of an earlier run"),
         (
             ["ar_teacher", "reinforcement"],
@@ -73,6 +84,60 @@ def test_what_is_missing_is_named(
     with pytest.raises(ValueError, match=message) as caught:
         start_folder(config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_distillation_needs_its_own_teacher_only(toy_config: Build) -> None:
+    """The converted weights are there to start from; the autoregressive ones may be gone where nobody asks them."""
+    config, run = config_of(toy_config, ["distillation"], ["conversion"])
+    assert start_folder(config) == run / "conversion"
+    config["distillation_teacher"] = "ar_teacher"
+    with pytest.raises(ValueError, match="learns from the teacher, and there is no run/ar_teacher"):
+        start_folder(config)
+
+
+def test_a_clean_stream_that_looks_ahead_is_no_teacher(toy_config: Build) -> None:
+    stages = ["ar_teacher", "conversion", "distillation"]
+    config, _ = config_of(toy_config, stages, [], context="block")
+    with pytest.raises(ValueError, match="distillation_teacher conversion: with context block") as caught:
+        start_folder(config)
+    assert "set distillation_teacher ar_teacher" in str(caught.value)
+    config["distillation_teacher"] = "ar_teacher"
+    assert start_folder(config) is None
+
+
+def test_the_teacher_is_what_the_conversion_grew_out_of(toy_config: Build) -> None:
+    """Reinforcement learning of the teacher afterwards does not change whom its earlier conversion came from."""
+    _, run = config_of(toy_config, ["distillation"], ["ar_teacher", "conversion", "ar_teacher_rl"])
+    write_stage(run / "distillation", "conversion")
+    assert (
+        ancestor_teacher(run / "distillation") == ancestor_teacher(run / "conversion") == run / "ar_teacher"
+    )
+    write_stage(run / "conversion", "ar_teacher_rl")
+    assert ancestor_teacher(run / "distillation") == run / "ar_teacher_rl"
+
+
+@pytest.mark.parametrize(
+    ("changed", "names", "child"),
+    [
+        ("ar_teacher", ["distillation"], "conversion"),
+        ("ar_teacher", ["reinforcement"], "conversion"),  # two generations above the start
+        ("conversion", ["reinforcement"], "distillation"),
+        ("ar_teacher", ["conversion"], "ar_teacher_rl"),
+    ],
+)
+def test_a_start_from_other_weights_parent_is_refused(
+    toy_config: Build, changed: str, names: list[str], child: str
+) -> None:
+    every = ["ar_teacher", "ar_teacher_rl", "conversion", "distillation"]
+    config, run = config_of(toy_config, names, every, ar_teacher_rl_iterations=1)
+    start_folder(config)
+    write_stage(run / changed, None if changed == "ar_teacher" else "ar_teacher", "second")
+    with pytest.raises(ValueError, match="made from other weights") as caught:
+        start_folder(config)
+    assert f"{run / child} was made from other weights than {run / changed} holds now" in str(caught.value)
+    assert f"run stage {child} again" in str(caught.value) and "\n" not in str(caught.value)
+    write_stage(run / changed, None if changed == "ar_teacher" else "ar_teacher")
+    start_folder(config)
 
 
 def test_the_teacher_is_the_one_with_reinforcement_learning(toy_config: Build) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recbole_dgr2.data.trace_store import Attempt, Settings, TraceStore, acceptance
 from recbole_dgr2.tracing import main
 
-SETTINGS = Settings("openai", "writer", "rejection", 1.0, 7)
+SETTINGS = Settings("openai", "writer", "rejection", 1.0, 7, 512, "form")
 KEPT = Attempt(
     key=3,
     user="u1",
@@ -69,6 +69,8 @@ def test_an_attempt_is_written_once(tmp_path: Path) -> None:
         {"temperature": 0.5},
         {"seed": 8},
         {"source": "hf"},
+        {"max_tokens": 256},
+        {"form": "another"},
     ],
 )
 def test_other_lists_prompts_and_settings_are_other_attempts(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -91,6 +93,28 @@ def test_a_run_killed_in_mid_line_goes_on_as_if_whole(
     assert survived == attempts[: len(survived)]
     stored(torn, *attempts)
     assert torn.read_bytes() == whole.read_bytes()
+
+
+def test_two_runs_at_a_torn_file_lose_nothing(tmp_path: Path) -> None:
+    """Both saw the torn line; the second to write must not cut off what the first has written since."""
+    path = tmp_path / "traces.jsonl"
+    stored(path, KEPT, DROPPED)
+    path.write_bytes(path.read_bytes()[:-9])
+    first, second = TraceStore(path), TraceStore(path)
+    others = [replace(KEPT, key=key) for key in (5, 6, 7)]
+    for store, attempt in zip((first, second, first), others, strict=True):
+        store.append(attempt)
+    assert TraceStore(path).attempts == [KEPT, *others]
+
+
+def test_what_another_run_leaves_half_written_is_not_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    store = stored(path, KEPT)
+    with path.open("ab") as file:
+        file.write(b'{"key": 4')
+    store.append(DROPPED)
+    lines = path.read_bytes().split(b"\n")
+    assert lines[1] == b'{"key": 4' and json.loads(lines[2])["key"] == DROPPED.key and lines[3:] == [b""]
 
 
 def test_a_torn_line_is_dropped_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

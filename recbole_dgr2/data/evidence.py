@@ -7,6 +7,7 @@ form in which a prompt can show them. Nothing here sees a target.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +35,7 @@ WINDOW = 5
 SOON, FADE = 3, 0.6
 """Steps within which an item counts as followed by another, and how much less each further step counts."""
 _ROWS_AT_A_TIME = 1024
+_WORD = r"(?u)\b\w+\b"
 
 
 class FactSource(Protocol):
@@ -181,9 +183,9 @@ def _followers(sequences: Sequences) -> sp.csr_matrix:
 def _text_matrix(item_text: ItemText) -> sp.csr_matrix:
     parts = zip(item_text.titles, item_text.categories, item_text.brands, strict=True)
     documents = [" ".join([title, *categories, brand]) for title, categories, brand in parts]
-    if not any(document.strip() for document in documents):
+    if not any(re.search(_WORD, document) for document in documents):
         return sp.csr_matrix((len(documents), 1))
-    return TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b").fit_transform(documents).tocsr()
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=_WORD).fit_transform(documents).tocsr()
 
 
 @dataclass(frozen=True)

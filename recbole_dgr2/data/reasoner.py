@@ -48,8 +48,8 @@ class Reasoner:
         return self.points(levels).sum(axis=-1) + slots[: levels.shape[-2]]
 
     def strongest_facts(self, levels: np.ndarray, most: int) -> np.ndarray:
-        """int64 [<= most]: the facts (0..F-1) whose contributions vary most over lists int64 [R, N, F], most first."""
-        spread = self.weights[np.arange(levels.shape[-1]), levels].std(axis=(0, 1))
+        """int64 [<= most]: the facts (0..F-1) that vary most in what they add to candidates int64 [M, F]."""
+        spread = self.weights[np.arange(levels.shape[-1]), levels].std(axis=0)
         return np.argsort(-spread, kind="stable")[:most]
 
     def order(self, levels: np.ndarray, promoted: int) -> np.ndarray:
@@ -76,7 +76,13 @@ def promote(scores: np.ndarray, promoted: int) -> np.ndarray:
     return np.argsort(np.minimum(places, promoted), axis=-1, kind="stable")
 
 
-def fit_reasoner(levels: np.ndarray, slots: np.ndarray, n_levels: int, l2: float = 5.0) -> Reasoner:
+def fit_reasoner(
+    levels: np.ndarray,
+    slots: np.ndarray,
+    n_levels: int,
+    l2: float = 5.0,
+    filled: np.ndarray | None = None,
+) -> Reasoner:
     """Fit the logit by maximum likelihood with an L2 penalty.
 
     Args:
@@ -85,6 +91,7 @@ def fit_reasoner(levels: np.ndarray, slots: np.ndarray, n_levels: int, l2: float
             left out.
         n_levels: number of levels a fact can take.
         l2: weight of the penalty 0.5 * l2 * |w|^2.
+        filled: bool [R, N], slots that hold a candidate; None: all. An empty slot is no alternative.
 
     Raises:
         ValueError: no list has its target among the candidates.
@@ -104,7 +111,8 @@ def fit_reasoner(levels: np.ndarray, slots: np.ndarray, n_levels: int, l2: float
         ],
         axis=-1,
     )
-    weights = _maximise(index, target, n_facts * n_levels + n_slots, l2)
+    open_slots = np.ones(chosen.shape[:2], dtype=bool) if filled is None else filled[hits]
+    weights = _maximise((index, open_slots), target, n_facts * n_levels + n_slots, l2)
     by_level = weights[: n_facts * n_levels].reshape(n_facts, n_levels)
     by_slot = weights[n_facts * n_levels :]
     return Reasoner(by_level - by_level.min(axis=1, keepdims=True), by_slot - by_slot.min())
@@ -114,13 +122,16 @@ def _rank_column(n_slots: int, start: int) -> np.ndarray:
     return (start + np.arange(n_slots))[None, :, None]
 
 
-def _maximise(index: np.ndarray, target: np.ndarray, size: int, l2: float) -> np.ndarray:
-    """Weights float64 [size]; candidate (r, n) has the one-hot features `index[r, n]`."""
+def _maximise(
+    candidates: tuple[np.ndarray, np.ndarray], target: np.ndarray, size: int, l2: float
+) -> np.ndarray:
+    """Weights float64 [size]; candidate (r, n) has the one-hot features `index[r, n]`, if its slot is filled."""
+    index, filled = candidates
     rows = np.arange(len(target))
     observed = np.bincount(index[rows, target].ravel(), minlength=size)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        utility = weights[index].sum(axis=-1)
+        utility = np.where(filled, weights[index].sum(axis=-1), -np.inf)
         utility = utility - utility.max(axis=1, keepdims=True)
         log_total = np.log(np.exp(utility).sum(axis=1))
         probability = np.exp(utility - log_total[:, None])

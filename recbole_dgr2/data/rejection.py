@@ -89,12 +89,15 @@ class TraceSource(Protocol):
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How traces are sampled. attempts: most attempts a list. temperature, seed: of the samples."""
+    """How traces are sampled. attempts: most attempts a list. temperature, seed: of the samples. max_tokens: of an
+    answer, 0 where there is no limit. form: digest of what the template says of traces."""
 
     mode: Mode
     attempts: int
     temperature: float
     seed: int
+    max_tokens: int = 0
+    form: str = ""
 
 
 class EvidenceSource:
@@ -152,7 +155,8 @@ class EvidenceSource:
 
 def settings_of(source: TraceSource, options: SamplingOptions) -> Settings:
     """What decides the text of a source's attempts."""
-    return Settings(source.name, source.model, options.mode, options.temperature, options.seed)
+    sampled = (options.temperature, options.seed, options.max_tokens, options.form)
+    return Settings(source.name, source.model, options.mode, *sampled)
 
 
 def collect_lessons(

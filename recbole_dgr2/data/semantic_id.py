@@ -1,7 +1,7 @@
 """Semantic IDs: an item's name as a few tokens, coarse to fine, such as `<a_12><b_7><c_200><d_3>`.
 
 An index file holds them as a JSON object, external item id to list of tokens; files of other programs load as well, as
-long as every token is text around a number and a level spells all its tokens alike.
+long as they spell the tokens so: prompts, traces and their checks know an item in a text by this spelling.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def read_index(path: Path, item_tokens: Sequence[str]) -> SemanticIds:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not such an object, an item without an entry, lists of different lengths, a token without a number
-            or spelt unlike the others of its level, or two items with the same tokens; the item is named.
+        ValueError: not such an object, an item without an entry, lists of different lengths, a token that is not spelt
+            `<a_12>`, `<b_12>` and so on by its level, or two items with the same tokens; the item is named.
     """
     entries = _read_object(path)
     wanted = [str(token) for token in item_tokens[1:]]
@@ -160,7 +160,7 @@ def read_index(path: Path, item_tokens: Sequence[str]) -> SemanticIds:
             f"keys are the item ids of the data set, the file has {keys}"
         )
     levels = len(_tokens(path, wanted[0], entries[wanted[0]]))
-    spelling: list[tuple[str, str]] = []
+    spelling = spelling_of(levels)
     codes = np.full((len(item_tokens), levels), PADDING, dtype=np.int64)
     seen: dict[tuple[int, ...], str] = {}
     for item, name in enumerate(wanted, 1):
@@ -170,16 +170,18 @@ def read_index(path: Path, item_tokens: Sequence[str]) -> SemanticIds:
                 f"{path}: item {name!r} has {len(tokens)} tokens, {wanted[0]!r} has {levels}; expected equally many"
             )
         parts = [_parse(path, name, token) for token in tokens]
-        spelling = spelling or [part[0] for part in parts]
         for level, (spelt, _) in enumerate(parts):
             if spelt != spelling[level]:
-                expected = "..".join(spelling[level])
-                raise ValueError(f"{path}: item {name!r}: {tokens[level]!r} is not spelt {expected!r}")
+                expected = f"{parts[level][1]}".join(spelling[level])
+                raise ValueError(
+                    f"{path}: item {name!r}: token {level + 1} is {tokens[level]!r}, expected {expected!r}; spell the "
+                    "tokens <a_..>, <b_..> and so on"
+                )
         codes[item] = [number for _, number in parts]
         twin = seen.setdefault(tuple(codes[item].tolist()), name)
         if twin != name:
             raise ValueError(f"{path}: items {twin!r} and {name!r} have the same tokens {''.join(tokens)}")
-    return SemanticIds(codes, tuple(spelling))
+    return SemanticIds(codes, spelling)
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

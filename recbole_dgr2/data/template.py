@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from recbole_dgr2.cache import digest_of
 from recbole_dgr2.data.evidence import FACTS
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -34,6 +35,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "answer": ("label", "sid", "facts", "ranking"),
 }
 """Sections of a template and the placeholders that each may use."""
+
+TRACE_SECTIONS: tuple[str, ...] = ("pattern", "category", "scores", "score", "strong", "cited_fact", "answer")
+"""Those of the trace; the others are of the prompt."""
 
 OPTIONAL: tuple[str, ...] = ("system", "category")
 """Sections that a template may leave out: they are empty then."""
@@ -76,6 +80,12 @@ class PromptTemplate:
         """One fact of a candidate in words; `section` is `fact` or `cited_fact`."""
         words = self.fact_words.get(name, name)
         return self.fill(section, name=name, words=words, symbol=name[0], level=int(level))
+
+    @property
+    def trace_form(self) -> str:
+        """Stands for all that decides how a trace is worded or framed, beside the prompt."""
+        sections = [self.sections[name].template for name in TRACE_SECTIONS]
+        return digest_of([sections, self.places, self.separator, dict(self.fact_words)])
 
     @property
     def thinks(self) -> bool:

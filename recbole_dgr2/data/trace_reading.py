@@ -20,11 +20,22 @@ IDENTIFIER = re.compile(r"<c[1-9][0-9]*>|<a_[0-9]+>(?:<[b-z]_[0-9]+>)*|<[b-z]_[0
 """Names of a candidate in a text: its label, or its semantic ID."""
 
 HINT = "Private note for the writer, never to be mentioned: the user goes on to choose $label.\n"
-"""Shown to the writer of a targeted trace, and to nobody else; a trace that speaks of it is turned down."""
+"""Shown to the writer of a targeted trace, and to nobody else; a trace with words of _TOLD is turned down."""
 
-UNFINISHED, UNCITED, TOLD = "unfinished", "cites no candidate", "speaks of the note"
+UNFINISHED, UNCITED, TOLD, GARBLED = (
+    "unfinished",
+    "cites no candidate",
+    "speaks of the note",
+    "no valid Unicode",
+)
 
-_TOLD = re.compile(r"private\s+note|never to be mentioned", re.IGNORECASE)
+_TOLD = re.compile(
+    r"\b(?:notes?|hint(?:s|ed)?|told|instruct\w*)\b|never\s+to\s+be\s+mentioned|goes\s+on\s+to\s+choose"
+    r"|\btarget\s+(?:item\s+|candidate\s+)?is\b",
+    re.IGNORECASE,
+)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+"""Half of a character: JSON can escape it, no file can hold it."""
 _TAGS = re.compile(r"</?think>")
 _OPENING = re.compile(r"\s*<think>\s*")
 _COLON, _COMMA = re.compile(r'^\s*"explanation":(\s*)'), re.compile(r',(\s*)"recommendations"')
@@ -36,7 +47,9 @@ def hint(slot: int) -> str:
     return HINT.replace("$label", label(slot))
 
 
-def read_trace(text: str, n: int, finished: bool, template: PromptTemplate) -> tuple[Trace | None, str]:
+def read_trace(
+    text: str, n: int, finished: bool, template: PromptTemplate, told: bool = False
+) -> tuple[Trace | None, str]:
     """The trace in a raw response to a list of `n` candidates, or None and why there is none.
 
     Args:
@@ -44,8 +57,9 @@ def read_trace(text: str, n: int, finished: bool, template: PromptTemplate) -> t
         n: number of candidates.
         finished: whether the writer ended its response within its budget of tokens.
         template: of the prompt that the trace answers.
+        told: whether the writer was shown the note, so that words that may speak of it are a fault.
 
-    The reasons are the failures of `parse_ranking`, UNFINISHED, UNCITED and TOLD.
+    The reasons are the failures of `parse_ranking`, UNFINISHED, UNCITED, TOLD and GARBLED.
     """
     if not finished:
         return None, UNFINISHED
@@ -58,7 +72,9 @@ def read_trace(text: str, n: int, finished: bool, template: PromptTemplate) -> t
     cited = map(slot_of_label, IDENTIFIER.findall(body + explanation))
     if not any(slot is None or slot < n for slot in cited):  # None: a semantic ID
         return None, UNCITED
-    if _TOLD.search(body + explanation):
+    if _SURROGATE.search(body + explanation):
+        return None, GARBLED
+    if told and _TOLD.search(f"{body} {explanation}"):
         return None, TOLD
     ranking_text = ",".join(f'"{label(slot)}"' for slot in ranking.order)
     form = _form_of(template)

@@ -26,7 +26,8 @@ class Settings:
     """What decides the text of an attempt, beside its prompt and number.
 
     source: evidence, hf or openai. model: the writer's name. mode: all, rejection or targeted. temperature: of the
-    samples. seed: of their random numbers.
+    samples. seed: of their random numbers. max_tokens: of an answer, 0 where there is no limit. form: digest of what
+    the template says of traces.
     """
 
     source: str
@@ -34,6 +35,8 @@ class Settings:
     mode: str
     temperature: float
     seed: int
+    max_tokens: int
+    form: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Attempt:
     mode: str
     temperature: float
     seed: int
+    max_tokens: int
+    form: str
     attempt: int
     prompt: str
     prompt_tokens: int
@@ -99,7 +104,7 @@ class TraceStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._known: dict[tuple[Any, ...], Attempt] = {}
-        self._torn: int | None = None  # where a half-written last line begins
+        self._torn: tuple[int, int] | None = None  # where a half-written last line begins and ends
         if path.exists():
             self._read(path.read_bytes())
 
@@ -121,17 +126,20 @@ class TraceStore:
             return
         line = json.dumps({**asdict(attempt), "accepted": attempt.accepted}, ensure_ascii=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            if self._torn is not None:
-                file.truncate(self._torn)
-                self._torn = None
-            file.write(line.encode())
+        with self.path.open("a+b") as file:
+            size = file.seek(0, 2)
+            if self._torn is not None and size == self._torn[1]:  # else another run has gone on with the file
+                size = file.truncate(self._torn[0])
+            self._torn = None
+            file.seek(max(size - 1, 0))
+            begin = b"" if file.read(1) in (b"", b"\n") else b"\n"
+            file.write(begin + line.encode())
         self._known[_identity(attempt)] = attempt
 
     def _read(self, content: bytes) -> None:
         *lines, rest = content.split(b"\n")
         if rest:
-            self._torn = len(content) - len(rest)
+            self._torn = (len(content) - len(rest), len(content))
             logger.warning(
                 "%s, line %d: half-written by a process that ended; dropped", self.path, len(lines) + 1
             )

@@ -41,6 +41,7 @@ __all__ = [
     "build_embedded",
     "check_mask_id",
     "forward_cached",
+    "grow_rows",
     "hide_progress_bars",
     "load_backbone",
     "read_pretrained",
@@ -79,7 +80,7 @@ class Backbone:
     def rows(self) -> int:
         """Embedding rows V; may exceed the tokenizer's length."""
         embedding: Any = self.model.get_input_embeddings()
-        return int(embedding.num_embeddings)
+        return int(embedding.weight.shape[0])
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def load_backbone(name_or_path: str | Path, added_tokens: Sequence[str], dtype: 
     add_text_tokens(backbone.tokenizer, added_tokens)
     stop = _used_rows(backbone.tokenizer)
     if stop > start:
-        _grow(backbone, stop)
+        grow_rows(backbone, stop)
         _set_mean_rows(backbone.model, start, stop, noise=0.1)
     return backbone
 
@@ -247,7 +248,7 @@ def reserve_mask_id(backbone: Backbone) -> int:
     No weight is changed (see `start_mask_row`). Call it once, after every token is added.
     """
     used = _used_rows(backbone.tokenizer)
-    _grow(backbone, used + 1)
+    grow_rows(backbone, used + 1)
     return used
 
 
@@ -275,7 +276,7 @@ def _round_up(rows: int) -> int:
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def _grow(backbone: Backbone, rows: int) -> None:
+def grow_rows(backbone: Backbone, rows: int) -> None:
     """At least `rows` embedding rows, in multiples of 64; no-op where they are there."""
     if rows > backbone.rows:
         with torch.random.fork_rng(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def attention_mask(model: Any, allowed: Tensor) -> Tensor:
@@ -62,6 +63,22 @@ def bidirectional(model: Any) -> Iterator[None]:
             config.is_causal = before
 
 
+@contextlib.contextmanager
+def recomputed(model: Any, enabled: bool) -> Iterator[None]:
+    """In training mode, layers inside keep their inputs only and are computed again in the backward pass."""
+    if not enabled:
+        yield
+        return
+    plain = _plain(model)
+    # transformers 5.24 renamed it
+    kind = "activation" if hasattr(plain, "activation_checkpointing_enable") else "gradient"
+    getattr(plain, f"{kind}_checkpointing_enable")({"use_reentrant": False})
+    try:
+        yield
+    finally:
+        getattr(plain, f"{kind}_checkpointing_disable")()
+
+
 def compile_passes(model: Any) -> None:
     """Compile the transformer's forward for all passes from now on (torch.compile, shapes dynamic).
 
@@ -94,6 +111,13 @@ def _score(plain: Any, hidden: Tensor, *scored: Tensor) -> Tensor:
     return plain.get_output_embeddings()(hidden[scored]).float()
 
 
+CHUNK = 2**22
+"""Elements of a chunk of logits that `TokenScorer` reads at a time: 16 MiB of float32, five times that at work."""
+
+Read = Callable[[Tensor, int], Tensor]
+"""From logits [m, V] of the slots from the given one on: what a loss needs of each, [m, ...]."""
+
+
 class TokenScorer(nn.Module):
     """One forward for everything a loss needs, so that accelerate and DDP see a single module call."""
 
@@ -101,13 +125,42 @@ class TokenScorer(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor, positions: Tensor, allowed: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        allowed: Tensor,
+        rows: Tensor,
+        cols: Tensor,
+        read: Read | None = None,
+    ) -> Tensor:
         """float32 logits [M, V] at the slots (rows[m], cols[m]); the LM head runs nowhere else.
+
+        With `read`, what it makes of them instead, [M, ...]: head and `read` work through the slots in chunks of at
+        most `CHUNK` logits (but at least one slot), computed again in the backward pass, so that no memory grows with
+        M * V. Values and gradients are those of all slots at once.
 
         ids, positions: int64 [B, T]; allowed: bool [B, T, T]; rows, cols: int64 [M], into B and T.
         """
         plain = _plain(self.model)
-        return _score(plain, _hidden(plain, ids, positions, allowed, None), rows, cols)
+        hidden = _hidden(plain, ids, positions, allowed, None)[rows, cols]
+        head = plain.get_output_embeddings()
+        if read is None:
+            return head(hidden).float()
+        size = max(1, CHUNK // plain.get_input_embeddings().num_embeddings)
+        if len(hidden) <= size:
+            return read(head(hidden).float(), 0)
+
+        def values(part: Tensor, start: int) -> Tensor:
+            return read(head(part).float(), start)
+
+        # nothing random in a chunk: no state of the generators has to be kept for the second computation
+        return torch.cat(
+            [
+                checkpoint(values, part, size * number, use_reentrant=False, preserve_rng_state=False)
+                for number, part in enumerate(hidden.split(size))
+            ]
+        )
 
 
 def forward_cached(

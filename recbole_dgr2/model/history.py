@@ -20,24 +20,28 @@ USER_FREE = ("Pop",)
 """General models that give every user the same scores."""
 
 
+class UserBoundError(ValueError):
+    """A model that cannot score the history of a user whom it was not trained on."""
+
+
 def history_scorer(retriever: Retriever) -> Retriever:
     """The same retriever as one whose scores depend on the history alone.
 
     Raises:
-        ValueError: the model cannot score the history of a user whom it was not trained on; the message names models
-            that can.
+        UserBoundError: the model cannot score the history of a user whom it was not trained on; the message names
+            models that can.
     """
     if retriever.kind == "sequential":
         if _reads_users(retriever):
-            raise ValueError(_refusal(retriever.name, "has a vector for every user"))
+            raise UserBoundError(_refusal(retriever.name, "has a vector for every user"))
         return retriever
     if retriever.name in USER_FREE:
         return retriever
     if getattr(retriever.model, "method", "item") == "user":
-        raise ValueError(_refusal(retriever.name, "with knn_method user compares users"))
+        raise UserBoundError(_refusal(retriever.name, "with knn_method user compares users"))
     if retriever.name in ITEM_SIMILARITIES:
         return HistoryRetriever(retriever)
-    raise ValueError(_refusal(retriever.name, "scores users by their id"))
+    raise UserBoundError(_refusal(retriever.name, "scores users by their id"))
 
 
 def _refusal(name: str, reason: str) -> str:

@@ -105,17 +105,18 @@ def plot_divergence(found: Mapping[str, Any], path: Path) -> None:
 
 
 def _style(index: int) -> dict[str, Any]:
-    return {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+    turn, place = divmod(index, len(_COLOURS))  # colours that come again have another marker
+    return {"color": _COLOURS[place], "marker": _MARKERS[(place + turn) % len(_MARKERS)]}
 
 
 def _save(draw: Callable[[Axes], None], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     draw(axes)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, dpi=150)

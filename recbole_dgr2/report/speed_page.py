@@ -42,7 +42,7 @@ def write_page(result: Mapping[str, Any], views: Sequence[View], folder: Path) -
     write_text(folder / "speed.json", json.dumps(result, indent=1) + "\n")
     write_html(views, folder / "speed_trace.html")
     tables = result["tables"]
-    plots = _plots(tables, folder)
+    plots = _plots(tables, result["quality"], folder)
     text = "\n".join([*_head(result), *_body(result), *_tail(result, plots)]) + "\n"
     write_text(folder / "speed.md", text)
     return text
@@ -100,16 +100,22 @@ def _tail(result: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
         result["command"],
         "```",
         "",
-        f"Seed {result['seed']}. Machine: {result['hardware']}",
+        f"Seed {result['seed']}. Options of the run that are not the defaults: {_listed(result['options'])}.",
+        "",
+        f"Machine: {result['hardware']}",
         "",
         f"Versions: {versions}",
     ]
 
 
-def _plots(tables: Mapping[str, Any], folder: Path) -> list[str]:
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}: {value}`" for key, value in options.items()) or "none"
+
+
+def _plots(tables: Mapping[str, Any], quality: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Draw what there is; names of the files without their ending."""
     drawn = []
-    points = points_of(tables["modes"], "recall@1")
+    points = points_of(tables["modes"], quality, "recall@1")
     if points:
         plot_frontier(points, "recall@1 over hits", folder / "speed_frontier.png")
         drawn.append("speed_frontier")

@@ -62,6 +62,10 @@ class Throughput(Generic[Outcome]):
         return self.tokens / self.passes
 
 
+class NothingTimedError(ValueError):
+    """A decoder gave nothing whose speed could be told."""
+
+
 def measure(
     decoders: Mapping[str, Callable[[Sequence[RequestT]], Outcome]],
     requests: Sequence[RequestT],
@@ -80,7 +84,8 @@ def measure(
         warmup_requests: requests decoded untimed by each decoder first; 0 for none.
 
     Raises:
-        ValueError: no requests, unknown baseline, or a decoder that produced nothing or took no time.
+        ValueError: no requests, or unknown baseline.
+        NothingTimedError: a decoder produced nothing, or all of it without a pass after prefill.
     """
     if baseline not in decoders:
         raise ValueError(
@@ -103,7 +108,7 @@ def measure(
 def _check(name: str, outcome: DecodeOutcome) -> None:
     seconds = outcome.decode_seconds
     if outcome.tokens < 1 or outcome.passes < 1 or not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(
+        raise NothingTimedError(
             f"decoder {name!r} gave {outcome.tokens} tokens in {outcome.passes} passes and {seconds} s: "
             "a speed needs more than 0 of each"
         )

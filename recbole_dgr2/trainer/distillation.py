@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recbole_dgr2 import processes
 from recbole_dgr2.data.examples import Example, collate
 from recbole_dgr2.decode.types import Request
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -36,8 +37,7 @@ from recbole_dgr2.trainer.on_policy import Material, OnPolicy
 from recbole_dgr2.trainer.options import StageOptions
 from recbole_dgr2.trainer.rollouts import Roller, trajectory_of
 from recbole_dgr2.trainer.scoring import Scored, score_slots
-from recbole_dgr2.trainer.state import fingerprint_weights
-from recbole_dgr2.trainer.teacher import Score, ask
+from recbole_dgr2.trainer.teacher import Score, ask, teacher_fingerprint
 
 
 @dataclass(frozen=True)
@@ -182,17 +182,24 @@ class Distillation(OnPolicy[Units]):
         ]
         sums, weights = Counter[str](), Counter[str]()
         lengths = np.array([self.length(each) for each in answers])
-        for rows in sorted_batches(lengths, self.options.train_batch_size):
-            batch = [answers[row] for row in rows]
-            random = generators(self.options.seed, VALIDATION_STEP, [each.key for each in batch])
-            unit = self._state(batch, random, drawn).to(self.backbone.device)
-            weights.update(unit.weights)
-            sums.update({name: float(value) for name, value in self.score_state(self.scorer, unit).items()})
+        batches = [
+            [answers[row] for row in rows] for rows in sorted_batches(lengths, self.options.train_batch_size)
+        ]
+        for weight, value in processes.spread(batches, lambda part: list(map(self._validated, part))):
+            weights.update(weight)
+            sums.update(value)
         means = {name: sums[name] / weights[name] if weights[name] else 0.0 for name in weights}
         loss = sum(factor * means.get(name, 0.0) for name, factor in self.coefficients.items())
         tokens, passes = sum(len(each.token_ids) for each in found), sum(each.passes for each in found)
         finished = float(np.mean([each.finished for each in found]))
         return {"loss": loss, **means, "finished": finished, "tokens_per_pass": tokens / max(passes, 1)}
+
+    def _validated(self, batch: Sequence[Answered]) -> tuple[dict[str, float], dict[str, float]]:
+        """Weights and sums of the terms and metrics of some answers."""
+        random = generators(self.options.seed, VALIDATION_STEP, [each.key for each in batch])
+        unit = self._state(batch, random, drawn).to(self.backbone.device)
+        found = self.score_state(self.scorer, unit)
+        return unit.weights, {name: float(value) for name, value in found.items()}
 
     def collate(self, examples: Sequence[Answered]) -> Sequence[Answered]:
         """Answers are padded by `prepare`, unit by unit."""
@@ -280,11 +287,10 @@ class Distillation(OnPolicy[Units]):
 
     def settings(self) -> dict[str, Any]:
         """Spec, decoding, what is taught, and the teacher's weights."""
-        teacher = fingerprint_weights(self.teacher) if isinstance(self.teacher, nn.Module) else None
         decoding = asdict(replace(self.roller.options, batch_size=1))
         return {
             "spec": self.spec.to_dict(),
             "decoding": decoding,
             "own": asdict(self.own),
-            "teacher": teacher,
+            "teacher": teacher_fingerprint(self.teacher),
         }

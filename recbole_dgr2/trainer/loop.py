@@ -22,6 +22,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from recbole_dgr2 import processes
+from recbole_dgr2.model.forward import recomputed
 from recbole_dgr2.trainer.batches import (
     VALIDATION_STEP,
     epoch_batches,
@@ -86,9 +88,10 @@ class Loop:
         self.model.train()
         no_dropout(self.model)
         try:
-            self._start()
-            while self.progress.epoch < self.options.epochs and not self.progress.stopped:
-                self._epoch()
+            with recomputed(self.stage.backbone.model, self.options.gradient_checkpointing):
+                self._start()
+                while self.progress.epoch < self.options.epochs and not self.progress.stopped:
+                    self._epoch()
             self._restore_best()
         finally:
             # undo what accelerate put around the forward of the module
@@ -105,6 +108,8 @@ class Loop:
 
     def _resume(self) -> Resumed | None:
         resumed = self.store.load()
+        saves = resumed.progress.saves if resumed else 0
+        processes.require_same({"state to resume from": saves}, str(self.store.folder))
         if resumed is None:
             return None
         self.progress = resumed.progress
@@ -127,9 +132,13 @@ class Loop:
             logger.info("%s: finished training, best valid loss in epoch %d: %.4f", *found)
 
     def _save(self, best: bool = False) -> None:
-        if self.accelerator.is_main_process:
-            self.store.save(self.progress, self.trainable, self.optimizer.state_dict(), best)
-        self.accelerator.wait_for_everyone()
+        progress = self.progress
+
+        def save() -> tuple[int, str | None]:
+            self.store.save(progress, self.trainable, self.optimizer.state_dict(), best)
+            return progress.saves, progress.best_file
+
+        progress.saves, progress.best_file = processes.from_main(save)
 
     def _epoch(self) -> None:
         progress, options = self.progress, self.options
@@ -154,7 +163,7 @@ class Loop:
         self._save(best=improved)
 
     def _bar(self, batches: Sequence[np.ndarray], done: int, text: str) -> Any:
-        quiet = not (self.options.progress and self.accelerator.is_main_process)
+        quiet = not (self.options.progress and processes.is_main())
         hidden = True if quiet else None  # None: shown on a terminal only
         return tqdm(batches[done:], desc=text, total=len(batches), initial=done, disable=hidden, leave=False)
 
@@ -213,10 +222,11 @@ class Loop:
         return {"loss": loss, **means}
 
     def _reduce(self, values: Mapping[str, float]) -> dict[str, float]:
-        if self.accelerator.num_processes == 1:
-            return dict(values)
-        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.accelerator.device)
-        return dict(zip(values, self.accelerator.reduce(tensor, "sum").tolist(), strict=True))
+        """Returns the sums over all processes; one may lack names that another has."""
+        total: dict[str, float] = {}
+        for part in processes.gather(dict(values)):
+            _add(total, part)
+        return total
 
     def _sync(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self.accelerator.no_sync(self.model)
@@ -269,7 +279,7 @@ class Loop:
                 with self._autocast():
                     parts = self.stage.score(self.model, item)
                 sums.update({name: float(value) * counted for name, value in parts.items()})
-        return self._metrics(self._reduce(sums), weights)
+        return self._metrics(Counter(self._reduce(sums)), weights)
 
 
 def no_dropout(model: nn.Module) -> None:

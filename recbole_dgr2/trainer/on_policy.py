@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 
+from recbole_dgr2 import processes
 from recbole_dgr2.trainer.loop import Loop
 from recbole_dgr2.trainer.stage import Keyed, Prepared, Stage
 from recbole_dgr2.trainer.state import PartialStore, Resumed
@@ -50,7 +50,7 @@ class OnPolicyLoop(Loop):
     """The loop of `loop`, with examples collected at the beginning of every epoch.
 
     The starting weights are validated first: they are good already, and stand unless an iteration improves on them.
-    On several processes the first one collects and validates for all.
+    All processes collect and validate together: each decodes its share of the prompts, and all get the whole.
 
     Args:
         stage: an `OnPolicy` stage.
@@ -105,21 +105,21 @@ class OnPolicyLoop(Loop):
 
     def _collect(self) -> str:
         """Collects, and keeps the result beside a saved state."""
-        text = ""
-        if self.accelerator.is_main_process:
-            with self._autocast():
-                text = self.stage.collect(self.prompts, self.progress.epoch).to_json()
-            if not self.progress.saves:
-                self.store.save(self.progress, self.trainable, self.optimizer.state_dict(), best=False)
+        with self._autocast():
+            text = self.stage.collect(self.prompts, self.progress.epoch).to_json()
+        if not self.progress.saves:
+            self._save()
+
+        def keep() -> str:
             self.store.keep(text, self.progress)
-        return str(broadcast_object_list([text])[0])
+            return text
+
+        return processes.from_main(keep)
 
     def _evaluate(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        if self.accelerator.is_main_process:
-            with self._autocast():
-                metrics = dict(self.stage.assess(self.valid))
-        return dict(broadcast_object_list([metrics])[0])
+        with self._autocast():
+            metrics = dict(self.stage.assess(self.valid))
+        return processes.gather(metrics)[0]
 
 
 class OnPolicy(Stage[P]):
@@ -131,7 +131,8 @@ class OnPolicy(Stage[P]):
     def collect(self, prompts: Sequence[Any], iteration: int) -> Material:
         """Rolls prompts out with the present weights and keeps what is to be learnt.
 
-        It must depend on the weights, the seed, the prompts and the iteration alone.
+        Every process calls it, and shares what is costly out (`processes.spread`). It must depend on the weights, the
+        seed, the prompts and the iteration alone.
         """
 
     @abstractmethod

@@ -75,8 +75,9 @@ def build_optimizers(modules: Iterable[nn.Module], options: StageOptions) -> Opt
 def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[Group]:
     """Splits trainable weights into hidden matrices, which decay, and the rest, which never does.
 
-    Norm weights and biases (fewer than two dimensions) and embeddings do not decay; an output head tied to
-    the embedding is the embedding. Every weight comes once.
+    Norm weights and biases (fewer than two dimensions) and embeddings do not decay, nor do single rows of embedding and
+    head that are trained beside adapters (the one nn.ParameterDict of those); an output head tied to the embedding is
+    the embedding. Every weight comes once.
 
     Args:
         modules: all modules of a model, as `model.modules()` gives them.
@@ -87,7 +88,7 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[
     for module in modules:
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                exempt = isinstance(module, nn.Embedding) or parameter.ndim < 2
+                exempt = isinstance(module, (nn.Embedding, nn.ParameterDict)) or parameter.ndim < 2
                 (keep if exempt else decay)[id(parameter)] = parameter
     matrices = [parameter for key, parameter in decay.items() if key not in keep]
     return [

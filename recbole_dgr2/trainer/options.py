@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 # options that change where and how fast a run goes, not what it computes
-_NOT_IN_FINGERPRINT = ("save_step", "progress")
+_NOT_IN_FINGERPRINT = ("save_step", "progress", "gradient_checkpointing")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class StageOptions:
         optimizer: "adamw", or "muon" for the hidden matrices, which teaches a small model from scratch in fewer steps.
         lr_schedule: how the rate falls to 0 after the warm-up; "constant": it does not.
         mixed_precision: "no" (float32) or "bf16" (autocast; faster on some machines, not the same numbers).
+        gradient_checkpointing: keep no activations inside a layer and compute them again in the backward pass: a
+            third more time for a fraction of the memory, and the same gradients.
         progress: show a progress bar, where the log goes to a terminal.
 
     Raises:
@@ -54,6 +56,7 @@ class StageOptions:
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     mixed_precision: Literal["no", "bf16"] = "no"
+    gradient_checkpointing: bool = False
     progress: bool = True
 
     def __post_init__(self) -> None:

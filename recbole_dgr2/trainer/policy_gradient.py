@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recbole_dgr2 import processes
 from recbole_dgr2.data.examples import collate
 from recbole_dgr2.decode.types import Request
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec, build_layout
@@ -85,7 +86,7 @@ class PolicyGradient(OnPolicy[Replayed | Scored]):
         metrics = figures(groups)
         answers = [answer for group in groups.kept for answer in group]
         trajectories = [answer.trajectory for answer in answers]
-        old = self._old_log_probs(trajectories)
+        old = processes.spread(trajectories, self._old_log_probs)
         metrics.update(self._gaps(trajectories, old, iteration))
         advantages = _advantages(groups.kept)
         return Material([Graded(*each) for each in zip(trajectories, advantages, old, strict=True)], metrics)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from recbole_dgr2 import processes
 from recbole_dgr2.data.ranking import Judgement
 from recbole_dgr2.decode.engine import decode
 from recbole_dgr2.decode.types import Completion, DecodeOptions, Request
@@ -115,9 +116,13 @@ class Roller:
         return self.complete(prompts, replace(self.options, temperature=0.0))
 
     def complete(self, requests: Sequence[Request], options: DecodeOptions) -> Sequence[Completion]:
-        """Completions of requests with the present weights."""
+        """Completions of requests with the present weights, shared out over the processes."""
         model, eos_id = self.backbone.model, self.backbone.eos_id
-        return decode(model, requests, options, eos_id=eos_id, spec=self.spec).completions
+
+        def work(part: Sequence[Request]) -> Sequence[Completion]:
+            return decode(model, part, options, eos_id=eos_id, spec=self.spec).completions
+
+        return processes.spread(requests, work)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """A response as text, without the end-of-sequence token."""

@@ -1,4 +1,7 @@
-"""Supervised scoring: one forward pass, the LM head at scored slots only, any number of weighted terms."""
+"""Supervised scoring: one forward pass, the LM head at scored slots only, any number of weighted terms.
+
+Logits of all M scored slots are never there together: see `TokenScorer`.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +57,16 @@ def score_slots(model: nn.Module, scored: Scored, mask_id: int | None) -> dict[s
         mask_id: token that can never be predicted (its logit is minus infinity), None where there is none.
     """
     layout = scored.layout
-    logits = model(layout.ids, layout.positions, layout.allowed, scored.rows, scored.cols)
-    if mask_id is not None:
-        logits[:, mask_id] = -torch.inf
-    losses = cross_entropy(logits.float(), scored.targets, reduction="none")
-    right = logits.detach().argmax(1) == scored.targets
+
+    def read(logits: Tensor, start: int) -> Tensor:
+        targets = scored.targets[start : start + len(logits)]
+        if mask_id is not None:
+            logits[:, mask_id] = -torch.inf
+        right = logits.detach().argmax(1) == targets
+        return torch.stack([cross_entropy(logits, targets, reduction="none"), right.float()], dim=1)
+
+    values = model(layout.ids, layout.positions, layout.allowed, scored.rows, scored.cols, read)
+    losses, right = values[:, 0], values[:, 1].detach() > 0
     sums: dict[str, Tensor] = {}
     for name, weight in scored.terms.items():
         sums[name] = (weight * losses).sum()

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
+from recbole_dgr2 import processes
 from recbole_dgr2.data.examples import collate
+from recbole_dgr2.model.adapters import Adapted, weights_digest
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from recbole_dgr2.model.checkpoint import StageInfo, load_stage, save_stage
+from recbole_dgr2.model.checkpoint import StageInfo, read_info, restore_stage, save_stage
 from recbole_dgr2.model.forward import TokenScorer
 from recbole_dgr2.trainer.loop import Loop
 from recbole_dgr2.trainer.options import StageOptions
@@ -67,6 +68,7 @@ class Stage(ABC, Generic[P]):
 
     name: ClassVar[str]
     parent: str | None = None
+    parent_weights: str | None = None
     loop: ClassVar[type[Loop]] = Loop
     coefficients: Mapping[str, float]
 
@@ -75,6 +77,10 @@ class Stage(ABC, Generic[P]):
         self.options = options
         self.info_data = dict(info_data)
         self.scorer: nn.Module = TokenScorer(backbone.model)
+
+    def follow(self, folder: Path) -> None:
+        """Records the finished stage in `folder`, whose weights the backbone has, as the parent."""
+        self.parent, self.parent_weights = folder.name, weights_digest(folder)
 
     @abstractmethod
     def prepare(self, batch: Any, generators: Sequence[torch.Generator]) -> P:
@@ -146,28 +152,30 @@ class Stage(ABC, Generic[P]):
         folder = Path(folder)
         fingerprint = self._fingerprint(train, valid)
         store = PartialStore(folder.with_name(f"{folder.name}.partial"), fingerprint)
-        accelerator = Accelerator()
-        accelerator.gradient_accumulation_steps = (
-            1  # the loop accumulates by itself, whatever the environment says
-        )
-        if not self._reuse(folder, fingerprint):
+        accelerator = processes.accelerator()
+        processes.require_same(fingerprint, f"stage {self.name}")
+        reused = self._reuse(folder, fingerprint)
+        processes.require_same({"finished folder": reused}, f"stage {self.name}")
+        if not reused:
             progress = self.loop(self, train, valid, store, accelerator).run()
-            if accelerator.is_main_process:
+            if processes.is_main():
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 save_stage(folder, self.backbone, self._info(fingerprint, progress))
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
+        processes.wait()
+        if processes.is_main():
             store.remove()
         return folder
 
     def _fingerprint(self, train: Sequence[Any], valid: Sequence[Any]) -> dict[str, str]:
+        adapter = [self.backbone.options] if isinstance(self.backbone, Adapted) else []
         return {
             "stage": self.name,
-            "options": fingerprint_of([self.options.fingerprint_fields(), self.settings()]),
+            "options": fingerprint_of([self.options.fingerprint_fields(), self.settings(), *adapter]),
             "data": fingerprint_of([sorted(self.info_data.items())]),
             "training examples": fingerprint_of(train),
             "validation examples": fingerprint_of(valid),
             "starting weights": fingerprint_weights(self.backbone.model),
+            "parent": f"{self.parent} {self.parent_weights}",
         }
 
     def _info(self, fingerprint: Mapping[str, str], progress: Progress) -> StageInfo:
@@ -182,6 +190,7 @@ class Stage(ABC, Generic[P]):
             block_diffusion=self.block_diffusion(),
             data={**self.info_data, "training": record},
             seed=self.options.seed,
+            parent_weights=self.parent_weights,
         )
 
     def _reuse(self, folder: Path, fingerprint: Mapping[str, str]) -> bool:
@@ -189,15 +198,14 @@ class Stage(ABC, Generic[P]):
         if not folder.exists():
             return False
         try:
-            backbone, info = load_stage(folder)
-            recorded = info.data["training"]["fingerprint"]
+            changed = changed_parts(read_info(folder).data["training"]["fingerprint"], fingerprint)
+            if not changed:
+                restore_stage(folder, self.backbone)
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("stage %s: %s cannot be reused (%s), trained anew", self.name, folder, error)
             return False
-        changed = changed_parts(recorded, fingerprint)
         if changed:
             logger.info("stage %s: %s changed since %s, trained anew", self.name, ", ".join(changed), folder)
             return False
-        self.backbone.model.load_state_dict(backbone.model.state_dict())
         logger.info("stage %s: %s is finished and up to date, reused", self.name, folder)
         return True

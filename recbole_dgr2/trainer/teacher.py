@@ -7,11 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from recbole_dgr2.model.adapters import Adapted, adapter_off
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.divergence import TeacherScores, teacher_scores
 from recbole_dgr2.model.forward import TokenScorer
 from recbole_dgr2.trainer.distilled import Reading
+from recbole_dgr2.trainer.state import fingerprint_weights
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """ids, positions, allowed, rows, cols -> logits [T, V]: the call of a `TokenScorer`."""
@@ -31,6 +33,31 @@ def frozen_teacher(teacher: Backbone, student: Backbone, spec: BlockDiffusionSpe
     require_rows(teacher.rows, student, spec.mask_id)
     scorer = TokenScorer(teacher.model).eval()
     return scorer.requires_grad_(False)
+
+
+class BaseTeacher:
+    """The teacher under a student's adapter: one backbone in memory, asked with the adapter off.
+
+    Its weights are what the adapter was put over, and are never trained; what the adapter learns does not reach it.
+    """
+
+    def __init__(self, student: Adapted) -> None:
+        self.model = student.model
+        self._scorer = TokenScorer(student.model)
+        self.fingerprint = student.base.digest
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """float32 logits [T, V], as a `TokenScorer` gives them."""
+        with adapter_off(self.model):
+            return self._scorer(*inputs)
+
+
+def teacher_fingerprint(teacher: Score) -> str | None:
+    """What tells one teacher from another; None for a function of which nothing is known."""
+    if isinstance(teacher, BaseTeacher):
+        return teacher.fingerprint
+    return fingerprint_weights(teacher) if isinstance(teacher, nn.Module) else None
 
 
 def require_rows(rows: int, student: Backbone, mask_id: int) -> None:
