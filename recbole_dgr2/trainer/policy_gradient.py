@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyGradient(OnPolicy[Replayed | Scored]):
-    """The common part; a stage names itself and its parent.
+    """The common part; a stage names itself, its parent and the mode of its rollouts.
 
     Args:
         roller: rolls the weights out that are trained.
@@ -57,8 +57,10 @@ class PolicyGradient(OnPolicy[Replayed | Scored]):
         own: how.
 
     Raises:
-        ValueError: `ar_weight` above 0 without lessons.
+        ValueError: a roller of another mode, or `ar_weight` above 0 without lessons.
     """
+
+    mode: ClassVar[str]
 
     def __init__(
         self,
@@ -68,6 +70,10 @@ class PolicyGradient(OnPolicy[Replayed | Scored]):
         practice: Practice,
         own: PolicyOptions,
     ) -> None:
+        if roller.options.mode != self.mode or (self.mode == "block" and roller.spec is None):
+            raise ValueError(
+                f"stage {self.name}: rollouts of mode {roller.options.mode!r}, expected {self.mode!r}"
+            )
         if own.ar_weight and not len(practice.lessons):
             raise ValueError(f"ar_weight={own.ar_weight}: there are no examples to rehearse, expected 0")
         super().__init__(roller.backbone, options, info_data)

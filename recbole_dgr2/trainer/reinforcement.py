@@ -25,6 +25,7 @@ class Reinforcement(PolicyGradient):
     """
 
     name = "reinforcement"
+    mode = "block"
 
     def __init__(
         self,
@@ -35,8 +36,6 @@ class Reinforcement(PolicyGradient):
         own: PolicyOptions,
         parent: str = "distillation",
     ) -> None:
-        if roller.options.mode != "block" or roller.spec is None:
-            raise ValueError(f"stage {self.name}: rollouts of mode {roller.options.mode!r}, expected 'block'")
         if parent not in ("distillation", "conversion"):
             raise ValueError(f"stage {self.name}: parent {parent!r}, expected distillation or conversion")
         super().__init__(roller, options, info_data, practice, own)
