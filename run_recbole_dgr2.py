@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "-h" in words or "--help" in words:
         parser.epilog = EPILOG + _describe_options()
     known, rest = parser.parse_known_args(words)
-    from recbole_dgr2 import processes
     from recbole_dgr2.quick_start import run_recbole_dgr2
+    from recbole_dgr2.system import processes
 
     files = known.config_files.replace(",", " ").split() if known.config_files else None
     try:

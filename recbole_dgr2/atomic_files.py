@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recbole_dgr2.paths import host_dir
 from recbole_dgr2.schema import nearest, read_yaml
+from recbole_dgr2.system.paths import host_dir
 
 TEXT_FIELDS = ("title_field", "category_field", "brand_field")
 

@@ -22,18 +22,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from recbole_dgr2 import views
-from recbole_dgr2.cache import Cache, data_fingerprint, write_text
 from recbole_dgr2.config import Config, split_arguments
 from recbole_dgr2.data.parts import SPLITS
 from recbole_dgr2.model.history import UserBoundError
-from recbole_dgr2.paths import properties_dir
-from recbole_dgr2.preparation import Data, Host, Lists, list_source, load_data, make_lists, report_counts
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.preparation import (
+    Data,
+    Host,
+    Lists,
+    list_source,
+    load_data,
+    make_lists,
+    report_counts,
+)
+from recbole_dgr2.pipeline.retrieval import RetrieverStore
+from recbole_dgr2.pipeline.run import Run, hardware, library_versions
 from recbole_dgr2.report.benchmark_page import benchmark_page
 from recbole_dgr2.report.floors import floor_of
-from recbole_dgr2.retrieval import RetrieverStore
-from recbole_dgr2.run import Run, hardware, library_versions
 from recbole_dgr2.schema import read_yaml
+from recbole_dgr2.system.cache import Cache, data_fingerprint, write_text
+from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.paths import properties_dir
 from recbole_dgr2.utils import recbole_metrics
 
 WIDTHS = (10, 20, 50)
@@ -211,8 +220,9 @@ def _fingerprint(config: Config) -> dict[str, str]:
     return data_fingerprint(Path(config["data_path"]), config["dataset"])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.benchmark", allow_abbrev=False)
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--retrievers", default="", help="names, separated by commas")
@@ -225,19 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output", type=Path, required=True, help="the JSON file; the page lies beside it as .md"
     )
     known, rest = parser.parse_known_args(arguments)
-    try:
-        measurement = Measurement(known.dataset, given_options(rest), known.output)
-        asked = [chosen_splits(text) for text in known.splits.split(",") if text]
-        for name in filter(None, known.retrievers.split(",")):
-            measurement.add("retrievers", name, measure_retriever(measurement, name))
-        for name, splits in asked:
-            measurement.add_splits(name, measure_splits(measurement, name, splits))
-        content = measurement.read()
-        write_text(known.output.with_suffix(".md"), benchmark_page(content))
-    except (ValueError, FileNotFoundError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    measurement = Measurement(known.dataset, given_options(rest), known.output)
+    asked = [chosen_splits(text) for text in known.splits.split(",") if text]
+    for name in filter(None, known.retrievers.split(",")):
+        measurement.add("retrievers", name, measure_retriever(measurement, name))
+    for name, splits in asked:
+        measurement.add_splits(name, measure_splits(measurement, name, splits))
+    content = measurement.read()
+    write_text(known.output.with_suffix(".md"), benchmark_page(content))
 
 
 if __name__ == "__main__":

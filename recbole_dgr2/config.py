@@ -24,8 +24,8 @@ from recbole.utils.argument_list import (
 )
 
 from recbole_dgr2.atomic_files import check_atomic_files
-from recbole_dgr2.paths import host_dir
 from recbole_dgr2.schema import Option, nearest, option_files, options_of, parse_text, read_options, read_yaml
+from recbole_dgr2.system.paths import host_dir
 
 MODELS = {"DGR2": "recbole_dgr2.model.dgr2"}
 DATA_VARIABLE = "RECBOLE_DGR2_DATA"
@@ -244,6 +244,12 @@ def _defaults(path: Path) -> dict[str, Any]:
     return {option.key: option.default for option in read_options(path)}
 
 
+def retriever_seed(config: Config) -> int:
+    """Seed of the retriever and of the folds of users: its own one where it is given, else the run's."""
+    own = config["retriever_seed"]
+    return int(config["seed"] if own is None else own)
+
+
 def retriever_config(config: Config, **changes: Any) -> RecBoleConfig:
     """RecBole's own Config for the retriever of a run: one evaluation protocol, every key the retriever knows.
 
@@ -262,7 +268,8 @@ def retriever_config(config: Config, **changes: Any) -> RecBoleConfig:
     files = option_files(config["model"], dataset)
     overall = _defaults(files[0])
     data = _defaults(files[-1]) if files[-1].parent.name == "dataset" else {}
-    values = {**overall, **host_own, **data, **config.given, **changes}
+    seed = {"seed": retriever_seed(config)}
+    values = {**overall, **host_own, **data, **config.given, **seed, **changes}
     values = {key: copy.deepcopy(value) for key, value in values.items() if key in known}
     cross_entropy = not hasattr(model, "input_type") and values.get("loss_type") == "CE"
     if cross_entropy and getattr(model, "type", None) == ModelType.SEQUENTIAL:

@@ -15,17 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recbole_dgr2.cache import write_text
 from recbole_dgr2.data.prompt import label
 from recbole_dgr2.decode import Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.checkpoint import load_stage, read_info
-from recbole_dgr2.preparation import draw_lists, make_lists, tasks_of
+from recbole_dgr2.pipeline.preparation import draw_lists, make_lists, tasks_of
+from recbole_dgr2.pipeline.reranker import LanguageModelReranker
+from recbole_dgr2.pipeline.stage_order import ancestor_teacher, broken_lineage, require_lineage
 from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.diagnostics import Commits, MaskedSlots, diagnosis, diagnostics_page
 from recbole_dgr2.report.plots import plot_calibration, plot_divergence
-from recbole_dgr2.reranker import LanguageModelReranker
-from recbole_dgr2.stage_order import ancestor_teacher, broken_lineage, require_lineage
+from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.command import Arguments, command
 from recbole_dgr2.trainer.diagnosis import examine
 from recbole_dgr2.trainer.rollouts import Roller
 from recbole_dgr2.trainer.teacher import frozen_teacher
@@ -100,8 +101,9 @@ def write_diagnostics(found: dict[str, Any], folder: Path) -> str:
     return text
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m recbole_dgr2.diagnose",
         description=__doc__,
@@ -113,15 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--users", type=int, default=200, help="validation lists that are answered (default: 200)"
     )
     known = parser.parse_args(arguments)
-    try:
-        if known.users < 1:
-            raise ValueError(f"users={known.users}: expected an integer >= 1")
-        run = open_run(known.run_dir, show_progress=False)
-        sys.stdout.write(write_diagnostics(diagnose(run, known.users), run.folder))
-    except (ValueError, FileNotFoundError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    if known.users < 1:
+        raise ValueError(f"users={known.users}: expected an integer >= 1")
+    run = open_run(known.run_dir, show_progress=False)
+    sys.stdout.write(write_diagnostics(diagnose(run, known.users), run.folder))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recbole_dgr2.model.backbone import Backbone, hide_progress_bars
 from recbole_dgr2.model.checkpoint import INFO_FILE, StageInfo, load_stage, save_stage
+from recbole_dgr2.pipeline.run_files import RUN_FILE
 from recbole_dgr2.recommend import STAGES
-from recbole_dgr2.run_files import RUN_FILE
+from recbole_dgr2.system.command import Arguments, command
 
 
 def export(run_dir: Path, stage: str, output: Path) -> Path:
@@ -69,8 +69,9 @@ def _set_generation(backbone: Backbone, info: StageInfo) -> None:
     model.config.use_cache = True
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m recbole_dgr2.export",
         description=__doc__,
@@ -84,13 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     known = parser.parse_args(arguments)
     hide_progress_bars()
-    try:
-        folder = export(known.run_dir, known.stage, known.output)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    folder = export(known.run_dir, known.stage, known.output)
     sys.stdout.write(f"{folder}\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from recbole_dgr2.cache import write_text
 from recbole_dgr2.config import host_keys
 from recbole_dgr2.schema import nearest, options_of, parse_text, read_yaml
+from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.command import Arguments, command
 
 FLOAT = 4
 GIB = 2**30
@@ -200,21 +201,17 @@ def read(files: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
     return {key: option.default for key, option in options.items()} | given
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
     own, words = _parser().parse_known_args(arguments)
-    try:
-        options = read(own.config_files.replace(",", " ").split(), words)
-        answer = own.answer_tokens or options["max_new_tokens"]
-        found = needs(options, Lengths(own.prompt_tokens, answer, own.processes, own.device == "cpu"))
-    except (ValueError, FileNotFoundError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    options = read(own.config_files.replace(",", " ").split(), words)
+    answer = own.answer_tokens or options["max_new_tokens"]
+    found = needs(options, Lengths(own.prompt_tokens, answer, own.processes, own.device == "cpu"))
     title = f"{options['backbone']}: prompts of {own.prompt_tokens} and answers of {answer} tokens, one of "
     Console(width=160).print(table(found, f"{title}{own.processes} process(es) on {own.device}"))
     if own.output:
         write_text(own.output, json.dumps([asdict(need) for need in found], indent=1) + "\n")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from recbole_dgr2 import processes, views
-from recbole_dgr2.baselines import assess_baselines
-from recbole_dgr2.cache import Cache, data_fingerprint
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.candidates import HeadOptions
 from recbole_dgr2.data.prompt import require_sids
 from recbole_dgr2.data.sequences import Phase
 from recbole_dgr2.data.template import PromptTemplate, load_template
-from recbole_dgr2.paths import prompt_file
-from recbole_dgr2.preparation import (
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.baselines import assess_baselines
+from recbole_dgr2.pipeline.preparation import (
     CachedFacts,
     Data,
     Grounding,
@@ -32,19 +30,22 @@ from recbole_dgr2.preparation import (
     ranking_data,
     report_counts,
 )
-from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
-from recbole_dgr2.report.floors import Floor, agree, floor_of
-from recbole_dgr2.report.tables import Row, RunInfo, build_report, print_report, write_report
-from recbole_dgr2.run import Run, library_versions
-from recbole_dgr2.run_files import (
+from recbole_dgr2.pipeline.run import Run, library_versions
+from recbole_dgr2.pipeline.run_files import (
     GROUNDING_FILE,
     LOGIT_FILE,
     RETRIEVER_FOLDER,
     write_grounding,
     write_run_file,
 )
+from recbole_dgr2.pipeline.stage_order import start_folder
+from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
+from recbole_dgr2.report.floors import Floor, agree, floor_of
+from recbole_dgr2.report.tables import Row, RunInfo, build_report, print_report, write_report
 from recbole_dgr2.semantic_ids import add_semantic_ids, check_semantic_ids
-from recbole_dgr2.stage_order import start_folder
+from recbole_dgr2.system import processes
+from recbole_dgr2.system.cache import Cache, data_fingerprint
+from recbole_dgr2.system.paths import prompt_file
 from recbole_dgr2.utils import recbole_metrics
 
 PHASES: tuple[Phase, ...] = ("train", "valid", "test")
@@ -101,7 +102,7 @@ def _read(config: Config) -> tuple[Data, PromptTemplate]:
     template = load_template(prompt_file(config["prompt"]))
     require_sids(template, config["semantic_ids"] is not None)
     if options.stages:
-        from recbole_dgr2.tracing import require_writer
+        from recbole_dgr2.pipeline.tracing import require_writer
 
         start_folder(config)
         require_writer(config)
@@ -181,8 +182,8 @@ def _stages(
 
     Only here is transformers needed.
     """
-    from recbole_dgr2.stages import run_stages
-    from recbole_dgr2.training import make_setting
+    from recbole_dgr2.pipeline.stages import run_stages
+    from recbole_dgr2.pipeline.training import make_setting
 
     with run.phase("traces"):
         setting, backbone = make_setting(config, run, texts, *material)

@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recbole_dgr2 import views
-from recbole_dgr2.cache import Cache, data_fingerprint
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.candidates import Candidates
 from recbole_dgr2.data.evidence import fit_evidence
@@ -28,11 +26,10 @@ from recbole_dgr2.data.template import load_template
 from recbole_dgr2.model.backbone import hide_progress_bars
 from recbole_dgr2.model.checkpoint import INFO_FILE, load_stage, require_same_data
 from recbole_dgr2.model.retriever import CHECKPOINT_NAME
-from recbole_dgr2.paths import prompt_file
-from recbole_dgr2.preparation import Data, list_source, load_data
-from recbole_dgr2.report.export import RankedList, Status, falling_scores, json_lines, write_lists
-from recbole_dgr2.reranker import LanguageModelReranker
-from recbole_dgr2.run_files import (
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.preparation import Data, list_source, load_data
+from recbole_dgr2.pipeline.reranker import LanguageModelReranker
+from recbole_dgr2.pipeline.run_files import (
     GROUNDING_FILE,
     LOGIT_FILE,
     PROMPT_FILE,
@@ -40,10 +37,14 @@ from recbole_dgr2.run_files import (
     read_grounding,
     read_run_file,
 )
+from recbole_dgr2.pipeline.sources import ListSource
+from recbole_dgr2.pipeline.stage_order import broken_lineage, require_lineage
+from recbole_dgr2.pipeline.training import data_info, prompt_builder
+from recbole_dgr2.report.export import RankedList, Status, falling_scores, json_lines, write_lists
 from recbole_dgr2.semantic_ids import read_semantic_ids
-from recbole_dgr2.sources import ListSource
-from recbole_dgr2.stage_order import broken_lineage, require_lineage
-from recbole_dgr2.training import data_info, prompt_builder
+from recbole_dgr2.system.cache import Cache, data_fingerprint
+from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.paths import prompt_file
 
 STAGES = ("ar_teacher", "ar_teacher_rl", "conversion", "distillation", "reinforcement")
 PLAIN_SYSTEMS = ("retriever", "conditional_logit")
@@ -225,8 +226,9 @@ def recommend(run_dir: Path | str, user_ids: Sequence[Any], **options: Any) -> l
     return open_run(run_dir).recommend(user_ids, **options)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.recommend", allow_abbrev=False)
     parser.add_argument("--run_dir", required=True, type=Path, help="folder of a finished run")
     parser.add_argument(
@@ -240,17 +242,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, help=".csv or .jsonl (default: JSON lines on the terminal)")
     known = parser.parse_args(arguments)
-    try:
-        run = open_run(known.run_dir, show_progress=False)
-        lists = run.recommend(_users(known.users, run), known.system, known.history)
-        if known.output is None:
-            sys.stdout.write(json_lines(lists))
-        else:
-            write_lists(lists, known.output)
-    except (ValueError, FileNotFoundError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    run = open_run(known.run_dir, show_progress=False)
+    lists = run.recommend(_users(known.users, run), known.system, known.history)
+    if known.output is None:
+        sys.stdout.write(json_lines(lists))
+    else:
+        write_lists(lists, known.output)
 
 
 def _users(text: str, run: OpenRun) -> list[str]:

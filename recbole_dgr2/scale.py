@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from recbole_dgr2.cache import write_text
 from recbole_dgr2.data.candidates import HeadOptions, build_candidates
 from recbole_dgr2.data.sequences import Sequences, leave_one_out_rows
+from recbole_dgr2.pipeline.run import hardware, library_versions
 from recbole_dgr2.report.benchmark_page import markdown
-from recbole_dgr2.run import hardware, library_versions
+from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.command import Arguments, command
 
 LENGTH = 8
 """Interactions a user."""
@@ -151,7 +152,8 @@ def page(content: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"Machine: {content['hardware']}", "", f"Versions: {versions}"]) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command
+def main(arguments: Arguments = None) -> None:
     """Run the command line; prints the table, and writes JSON and page if a file is named."""
     parser = argparse.ArgumentParser(
         prog="python -m recbole_dgr2.scale",
@@ -172,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     users, items = ([int(size) for size in text.split(",")] for text in (known.users, known.items))
     if known.point:
         sys.stdout.write(json.dumps(vars(measure_point(users[0], items[0]))))
-        return 0
+        return
     plan = [*((size, min(items)) for size in users), *((min(users), size) for size in items)]
     measured = {pair: measure_apart(*pair) for pair in tqdm(dict.fromkeys(plan), "catalogues", disable=None)}
     by_users = [measured[size, min(items)] for size in users]
@@ -189,7 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         write_text(known.output, json.dumps(content, indent=1) + "\n")
         write_text(known.output.with_suffix(".md"), page(content))
-    return 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from recbole_dgr2.paths import properties_dir
+from recbole_dgr2.system.paths import properties_dir
 
 _LINE = re.compile(r"^(?P<key>\w+):\s.*?\s+# \((?P<types>[\w|]+)\) (?P<text>.+)$")
 _RANGE = re.compile(r", range (?P<range>[\[({].*[\])}])$")

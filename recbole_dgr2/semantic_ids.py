@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from recbole_dgr2 import views
-from recbole_dgr2.cache import Cache, Columns, data_fingerprint, digest_of, file_digest, write_text
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.item_embeddings import embed_sentences, embed_table, embed_text
 from recbole_dgr2.data.item_text import ItemText
@@ -35,11 +33,14 @@ from recbole_dgr2.data.residual_kmeans import residual_kmeans
 from recbole_dgr2.data.rqvae import rqvae
 from recbole_dgr2.data.semantic_id import PADDING, SemanticIds, read_index, spelling_of, write_index
 from recbole_dgr2.data.sid_quality import SidQuality, sid_quality
-from recbole_dgr2.preparation import Data, Host, load_data
-from recbole_dgr2.retrieval import RetrieverStore
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.preparation import Data, Host, load_data
+from recbole_dgr2.pipeline.retrieval import RetrieverStore
+from recbole_dgr2.pipeline.views import SidOptions
 from recbole_dgr2.schema import nearest
+from recbole_dgr2.system.cache import Cache, Columns, data_fingerprint, digest_of, file_digest, write_text
+from recbole_dgr2.system.command import Arguments, command
 from recbole_dgr2.utils import item_tokens
-from recbole_dgr2.views import SidOptions
 
 QUANTIZERS: dict[str, Callable[[np.ndarray, CodeOptions], Quantized]] = {
     "kmeans": residual_kmeans,
@@ -244,8 +245,9 @@ def figures_file(output: Path) -> Path:
     return output.with_name(f"{output.name.removesuffix('.json')}.figures.json")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.semantic_ids", allow_abbrev=False)
     parser.add_argument("--dataset", required=True)
     parser.add_argument(
@@ -260,13 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known, rest = parser.parse_known_args(arguments)
     keys = {"semantic_ids": known.tokenizer_kind, "sid_levels": known.levels, "sid_codes": known.codes}
     keys |= {"sid_embeddings": known.embeddings, "stages": []}
-    try:
-        config = Config("DGR2", known.dataset, None, keys, rest)
-        run_command(config, known.output, Console())
-    except (ValueError, FileNotFoundError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    config = Config("DGR2", known.dataset, None, keys, rest)
+    run_command(config, known.output, Console())
 
 
 if __name__ == "__main__":

@@ -12,26 +12,27 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recbole_dgr2.bench import AR, GENERATE, Bench
 from recbole_dgr2.config import Config
 from recbole_dgr2.decode import DecodeOptions
 from recbole_dgr2.decode.auto import measure_pass_costs
 from recbole_dgr2.model.forward import compile_passes
+from recbole_dgr2.pipeline.bench import AR, GENERATE, Bench
+from recbole_dgr2.pipeline.run import hardware, library_versions
+from recbole_dgr2.pipeline.run_files import read_run_file
+from recbole_dgr2.pipeline.stage_order import PARENTS
+from recbole_dgr2.pipeline.work import Lists, work_of
 from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.speed_page import write_page
 from recbole_dgr2.report.trace_view import print_view
-from recbole_dgr2.run import hardware, library_versions
-from recbole_dgr2.run_files import read_run_file
-from recbole_dgr2.stage_order import PARENTS
-from recbole_dgr2.threads import choose_threads
-from recbole_dgr2.work import Lists, work_of
+from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.threads import choose_threads
 
 OUTPUTS = (16, 32, 64, 128)
 
@@ -106,21 +107,18 @@ def _bench(opened: OpenRun, options: argparse.Namespace) -> tuple[Bench, Lists]:
     return Bench(reranker.backbone, reranker.spec, base, options.rounds), lists
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(options.threads or choose_threads())
     changes = {"data_path": options.data_path} if options.data_path else {}
-    try:
-        opened = open_run(options.run_dir, show_progress=False, **changes)
-        bench, lists = _bench(opened, options)
-        result = run(bench, lists, options)
-        shown = [AR, "block 0.9", "speculative"] if bench.spec.context == "causal" else [AR, "block 0.9"]
-        views = bench.views(lists.users.requests[0], shown)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    opened = open_run(options.run_dir, show_progress=False, **changes)
+    bench, lists = _bench(opened, options)
+    result = run(bench, lists, options)
+    shown = [AR, "block 0.9", "speculative"] if bench.spec.context == "causal" else [AR, "block 0.9"]
+    views = bench.views(lists.users.requests[0], shown)
     given = sys.argv[1:] if arguments is None else arguments
     about = {
         "command": " ".join(["python -m recbole_dgr2.speed", *given]),
@@ -137,7 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(write_page({**about, **result}, views, options.output))
     for view in views[1:]:
         print_view(view)
-    return 0
 
 
 def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:

@@ -20,7 +20,7 @@ from recbole.utils import ModelType, get_trainer, init_seed
 from torch.utils.tensorboard import SummaryWriter
 
 from recbole_dgr2.data.sequences import Sequences
-from recbole_dgr2.threads import choose_threads
+from recbole_dgr2.system.threads import choose_threads
 
 __all__ = [
     "Vocabulary",

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from recbole_dgr2.cache import write_text
 from recbole_dgr2.decode import Completion, DecodeOptions, Request, decode
 from recbole_dgr2.export import export
 from recbole_dgr2.model.adapters import Adapted, AdapterOptions, Base, adapt, adapter_off, merge
@@ -32,8 +31,9 @@ from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import StageInfo, load_stage, save_stage
 from recbole_dgr2.model.forward import TokenScorer
 from recbole_dgr2.model.replay import replay_all, replayed_logits
+from recbole_dgr2.pipeline.run import library_versions
 from recbole_dgr2.report.benchmark_page import markdown
-from recbole_dgr2.run import library_versions
+from recbole_dgr2.system.cache import write_text
 from recbole_dgr2.trainer import convert
 from recbole_dgr2.trainer.rollouts import trajectory_of
 from tests.tiny import CORPUS, LABELS, random_tokens

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from recbole_dgr2 import processes
 from recbole_dgr2.model.checkpoint import load_stage
+from recbole_dgr2.system import processes
 from recbole_dgr2.trainer import Reinforcement
 from recbole_dgr2.trainer.state import fingerprint_weights
 from tests import rolling

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from recbole_dgr2.adapting import adapted, started, teacher_of
 from recbole_dgr2.config import Config
 from recbole_dgr2.decode import DecodeOptions, Request, decode
 from recbole_dgr2.model.adapters import Adapted, AdapterOptions, Base, adapt, adapter_off, merge
@@ -21,6 +20,7 @@ from recbole_dgr2.model.backbone import Backbone, start_mask_row
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import StageInfo, load_adapted, load_stage, save_stage
 from recbole_dgr2.model.noise import NoiseOptions
+from recbole_dgr2.pipeline.adapting import adapted, started, teacher_of
 from recbole_dgr2.trainer import Conversion, Distillation, convert
 from recbole_dgr2.trainer.distillation import DistillationOptions
 from recbole_dgr2.trainer.optimizers import parameter_groups
@@ -325,7 +325,7 @@ class TestOfARun:
 @pytest.mark.slow
 def test_a_whole_run_and_its_second_start(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     """All stages with adapters on the toy data; a second start reuses all of them; the teacher is never read twice."""
-    from recbole_dgr2 import adapting
+    from recbole_dgr2.pipeline import adapting
     from tests.toy_run import run
 
     def never(*_: Any) -> Any:

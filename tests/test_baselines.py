@@ -9,11 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recbole_dgr2 import baselines
-from recbole_dgr2.baselines import RankingData, assess_baselines, fit_conditional_logit, fit_lambdarank
 from recbole_dgr2.data.candidates import Candidates
 from recbole_dgr2.data.evidence import FACTS
 from recbole_dgr2.data.sequences import Phase, Rows
+from recbole_dgr2.pipeline import baselines
+from recbole_dgr2.pipeline.baselines import (
+    RankingData,
+    assess_baselines,
+    fit_conditional_logit,
+    fit_lambdarank,
+)
 from recbole_dgr2.report.assessment import Panel
 
 N = 6

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from recbole.config import Config as RecBoleConfig
 from recbole.utils import InputType
 
-from recbole_dgr2 import stage_views, views
 from recbole_dgr2.atomic_files import check_atomic_files
 from recbole_dgr2.config import Config, retriever_class, retriever_config, retriever_names
-from recbole_dgr2.paths import properties_dir
+from recbole_dgr2.pipeline import stage_views, views
 from recbole_dgr2.schema import nearest, options_of, parse_text, read_options, read_yaml
+from recbole_dgr2.system.paths import properties_dir
 from tests.make_toy import item_token, write_toy
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recbole_dgr2.cache import Cache, Columns, copy_file, data_fingerprint, digest_of, link_files
+from recbole_dgr2.system.cache import Cache, Columns, copy_file, data_fingerprint, digest_of, link_files
 
 WHAT = {"data": {"x.inter": "abc"}, "retriever": "ItemKNN", "seed": 1}
 

@@ -16,10 +16,10 @@ from recbole_dgr2.data.statements import Claim, StatementReader
 from recbole_dgr2.data.tasks import RankingTask
 from recbole_dgr2.data.template import PromptTemplate, load_template
 from recbole_dgr2.data.traces import write_evidence_trace
-from recbole_dgr2.paths import prompt_file
 from recbole_dgr2.report import tables
 from recbole_dgr2.report.faithfulness import MEASURES, Case, judge, measure_faithfulness
 from recbole_dgr2.report.schema import check_report
+from recbole_dgr2.system.paths import prompt_file
 from tests.reranking import ITEMS, reasoner, task, template
 from tests.test_tables import info, rows
 from tests.toy_run import Finished

@@ -12,16 +12,16 @@ import pytest
 import torch
 from recbole.data.interaction import Interaction
 
-from recbole_dgr2.cache import Cache
 from recbole_dgr2.data.prompt import PromptBuilder
 from recbole_dgr2.model.dgr2 import DGR2
-from recbole_dgr2.preparation import make_lists, tasks_of
+from recbole_dgr2.pipeline.preparation import make_lists, tasks_of
+from recbole_dgr2.pipeline.reranker import LanguageModelReranker
+from recbole_dgr2.pipeline.sources import RetrieverSource
+from recbole_dgr2.pipeline.views import candidate_options, decode_options
 from recbole_dgr2.report.assessment import assess_reranker
 from recbole_dgr2.report.evaluation import standard_metrics
-from recbole_dgr2.reranker import LanguageModelReranker
-from recbole_dgr2.sources import RetrieverSource
+from recbole_dgr2.system.cache import Cache
 from recbole_dgr2.utils import build_trainer, load_dataset, split_loaders
-from recbole_dgr2.views import candidate_options, decode_options
 from tests.reranking import ScriptedDecoder, template
 from tests.toy_run import Finished
 
@@ -32,7 +32,7 @@ def scripted(
     """The re-ranker with a prompt that shows every title, and with answers that move candidates about."""
     setting, tokenizer = finished.setting, finished.backbone.tokenizer
     script = ScriptedDecoder(tokenizer, 6)
-    monkeypatch.setattr("recbole_dgr2.reranker.decode", script)
+    monkeypatch.setattr("recbole_dgr2.pipeline.reranker.decode", script)
     options = decode_options(setting.config, "autoregressive")
     prompts = PromptBuilder(template(), setting.data.item_text, tokenizer, 10_000)
     return LanguageModelReranker(setting.grounding.final, prompts, finished.backbone, None, options), script

@@ -26,26 +26,17 @@ MAY_IMPORT = {
     ),
     "transformers": ("model/backbone.py", "model/outline.py", "decode/cache.py"),
 }
-PIPELINE = (
-    "quick_start",
-    "stages",
-    "assessing",
-    "training",
-    "tracing",
-    "trace_sources",
-    "preparation",
-    "reranker",
-    "run",
-)
+PIPELINE = ("quick_start", "pipeline")
 # what a part of the package must not import of the package
 FORBIDDEN = {
-    "data/": ("model", "decode", "trainer", "report", "config", "views", *PIPELINE),
+    "system/": ("data", "model", "decode", "trainer", "report", "config", "utils", *PIPELINE),
+    "data/": ("model", "decode", "trainer", "report", "config", *PIPELINE),
     "model/": ("trainer", "report", *PIPELINE),
-    "decode/": ("trainer", "report", "data", "config", "views", "utils", *PIPELINE),
-    "trainer/": ("report", "config", "views", *PIPELINE),
-    "report/": ("model", "decode", "trainer", "config", "views", *PIPELINE),
-    "model/loss.py": ("config", "views", "utils", "data"),
-    "model/block_diffusion.py": ("config", "views", "utils", "data"),
+    "decode/": ("trainer", "report", "data", "config", "utils", *PIPELINE),
+    "trainer/": ("report", "config", *PIPELINE),
+    "report/": ("model", "decode", "trainer", "config", *PIPELINE),
+    "model/loss.py": ("config", "utils", "data"),
+    "model/block_diffusion.py": ("config", "utils", "data"),
 }
 STAGES = ("mid_training", "ar_teacher", "teacher_rl", "conversion", "distillation", "reinforcement")
 

@@ -11,7 +11,7 @@ from recbole_dgr2.data.prompt import PromptBuilder, label, render_prompt
 from recbole_dgr2.data.ranking import parse_ranking
 from recbole_dgr2.data.template import load_template
 from recbole_dgr2.model.backbone import train_tokenizer
-from recbole_dgr2.paths import prompt_file
+from recbole_dgr2.system.paths import prompt_file
 from tests.chat import ALWAYS_THINKING, NO_SYSTEM, PLAIN_TURNS, SIDS, THINKING, chat_tokenizer
 from tests.reranking import ITEMS, reasoner, task, template
 

@@ -14,7 +14,7 @@ from recbole_dgr2 import memory
 from recbole_dgr2.memory import Lengths, needs, read
 from recbole_dgr2.model.backbone import EmbeddedSpec
 from recbole_dgr2.model.outline import activations, embedded_outline, outline_of
-from recbole_dgr2.paths import properties_dir
+from recbole_dgr2.system.paths import properties_dir
 from tests.launched import finished
 from tests.tiny import ARCHITECTURES, tiny_backbone, tiny_model
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from recbole_dgr2 import views
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.examples import Batch, collate
 from recbole_dgr2.data.item_text import ItemText
 from recbole_dgr2.data.sid_lessons import encode_sid_lessons, sid_lesson_texts, write_sid_lessons
 from recbole_dgr2.model.backbone import Backbone, EmbeddedSpec, build_embedded, load_backbone, train_tokenizer
 from recbole_dgr2.model.checkpoint import load_stage
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.training import sid_tokens
 from recbole_dgr2.trainer import ARTeacher, MidTraining
 from recbole_dgr2.trainer.scoring import Scored
-from recbole_dgr2.training import sid_tokens
 from tests.test_sid_lessons import sequences
 from tests.test_stage import OPTIONS, TRAIN, Killed, same, weights
 from tests.tiny import tiny_backbone

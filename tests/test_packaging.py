@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOW = "import recbole_dgr2.paths as p; print(p.properties_dir())"
+SHOW = "import recbole_dgr2.system.paths as p; print(p.properties_dir())"
 DEEP = "from recbole_dgr2.schema import options_of; assert 'tau' in options_of('DGR2', 'toy')"
 
 

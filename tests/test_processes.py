@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recbole_dgr2 import processes
-from recbole_dgr2.paths import properties_dir
+from recbole_dgr2.system import processes
+from recbole_dgr2.system.paths import properties_dir
 from tests.launched import finished, launch
 from tests.toy_run import TINY
 

@@ -28,7 +28,7 @@ from recbole_dgr2.data.prompt import (
 from recbole_dgr2.data.tasks import RankingTask
 from recbole_dgr2.data.template import load_template
 from recbole_dgr2.model.backbone import train_tokenizer
-from recbole_dgr2.paths import prompt_file
+from recbole_dgr2.system.paths import prompt_file
 from tests.chat import SID_TOKENS, SIDS, THINKING, chat_tokenizer
 from tests.reranking import ITEMS, task, template
 

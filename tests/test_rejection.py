@@ -32,7 +32,7 @@ from recbole_dgr2.data.trace_reading import GARBLED, TOLD, UNCITED, UNFINISHED, 
 from recbole_dgr2.data.trace_store import TraceStore
 from recbole_dgr2.data.traces import Trace, write_evidence_trace
 from recbole_dgr2.model.backbone import train_tokenizer
-from recbole_dgr2.paths import prompt_file
+from recbole_dgr2.system.paths import prompt_file
 from tests.reranking import ITEMS, reasoner, task, template
 
 WITH_SIDS = replace(ITEMS, sids={item: f"<a_{item}><b_2><c_3><d_4>" for item in range(1, 6)})

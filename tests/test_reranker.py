@@ -13,7 +13,7 @@ from recbole_dgr2.data.tasks import TaskBuilder
 from recbole_dgr2.decode.types import DecodeOptions
 from recbole_dgr2.model.backbone import Backbone, EmbeddedSpec, build_embedded, train_tokenizer
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from recbole_dgr2.reranker import LanguageModelReranker
+from recbole_dgr2.pipeline.reranker import LanguageModelReranker
 from recbole_dgr2.trainer import convert
 from tests.reranking import ITEMS, ScriptedDecoder, candidates, sequences, template
 
@@ -45,7 +45,7 @@ def test_orders_of_rows_of_every_kind(
     converted: tuple[Backbone, BlockDiffusionSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = ScriptedDecoder(converted[0].tokenizer, 4)
-    monkeypatch.setattr("recbole_dgr2.reranker.decode", script)
+    monkeypatch.setattr("recbole_dgr2.pipeline.reranker.decode", script)
     found = reranker(converted).rerank(LISTS, HISTORIES)
     assert [sorted(ranking.order) for ranking in found] == [[0, 1, 2, 3]] * 5
     assert found[1] == identity_ranking(4)

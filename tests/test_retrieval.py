@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from recbole_dgr2 import retrieval
+from recbole_dgr2.pipeline import retrieval
 from tests.atomic import run, walks, write
 
 SMALL = {"retriever": "SASRec", "epochs": 1, "hidden_size": 8, "inner_size": 8, "n_layers": 1, "n_heads": 1}

@@ -11,7 +11,7 @@ import torch
 
 from recbole_dgr2 import compat
 from recbole_dgr2.model.backbone import hide_progress_bars
-from recbole_dgr2.run import Run, library_versions
+from recbole_dgr2.pipeline.run import Run, library_versions
 
 
 def test_phases_add_up_and_set_the_threads(tmp_path: Path) -> None:
@@ -72,7 +72,12 @@ def test_only_recboles_own_warnings_are_hushed() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         compat._hush_recbole()
-        for module in ("recbole.data.dataset.dataset", "recbole_dgr2.run", "recbole_other", "pandas"):
+        for module in (
+            "recbole.data.dataset.dataset",
+            "recbole_dgr2.pipeline.run",
+            "recbole_other",
+            "pandas",
+        ):
             for category in (FutureWarning, DeprecationWarning, UserWarning):
                 warnings.warn_explicit("text", category, "file.py", 1, module=module, registry={})
     assert [warning.category for warning in seen] == [

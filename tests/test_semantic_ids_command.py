@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recbole_dgr2 import semantic_ids, views
-from recbole_dgr2.cache import Cache
+from recbole_dgr2 import semantic_ids
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.quantized import CodeOptions, Quantized
 from recbole_dgr2.data.rqvae import RQVAEOptions, rqvae
 from recbole_dgr2.data.semantic_id import read_index
-from recbole_dgr2.preparation import Data, load_data
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.preparation import Data, load_data
+from recbole_dgr2.system.cache import Cache
 from recbole_dgr2.utils import item_tokens
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,12 +21,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recbole_dgr2 import quick_start, stages
+from recbole_dgr2 import quick_start
 from recbole_dgr2.decode import DecodeOptions, Request, decode
 from recbole_dgr2.model.adapters import Adapted
 from recbole_dgr2.model.checkpoint import load_stage
-from recbole_dgr2.preparation import tasks_of
-from recbole_dgr2.stages import Model
+from recbole_dgr2.pipeline import stages
+from recbole_dgr2.pipeline.preparation import tasks_of
+from recbole_dgr2.pipeline.stages import Model
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DATA = Path(os.environ.get("RECBOLE_DGR2_DATA", "dataset"))

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from recbole_dgr2 import speed
-from recbole_dgr2.bench import Contender, contender
 from recbole_dgr2.data.ranking import Ranking
 from recbole_dgr2.decode import auto
 from recbole_dgr2.decode.outside import generate
+from recbole_dgr2.pipeline.bench import Contender, contender
+from recbole_dgr2.pipeline.work import Lists, Work
 from recbole_dgr2.recommend import open_run
 from recbole_dgr2.report.speed import (
     cost_cells,
@@ -23,7 +24,6 @@ from recbole_dgr2.report.speed import (
     quality_entry,
     speed_cells,
 )
-from recbole_dgr2.work import Lists, Work
 from tests.decoding import options_of, requests_of, run
 from tests.tiny import EOS_ID, MASK_ID, tiny_model
 from tests.toy_run import Finished

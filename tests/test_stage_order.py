@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recbole_dgr2 import stages
 from recbole_dgr2.config import Config
 from recbole_dgr2.model.adapters import weights_digest
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import StageInfo
-from recbole_dgr2.stage_order import PARENTS, ancestor_teacher, start_folder, teacher_folder
+from recbole_dgr2.pipeline import stages
+from recbole_dgr2.pipeline.stage_order import PARENTS, ancestor_teacher, start_folder, teacher_folder
 from tests.toy_run import Finished
 
 Build = Callable[..., Config]

@@ -12,7 +12,7 @@ import yaml
 from recbole_dgr2.data.evidence import FACTS
 from recbole_dgr2.data.prompt import label, render_prompt
 from recbole_dgr2.data.template import LISTS, NUMBERS, OPTIONAL, SECTIONS, SETTINGS, load_template
-from recbole_dgr2.paths import prompt_file, properties_dir
+from recbole_dgr2.system.paths import prompt_file, properties_dir
 from tests.chat import SIDS
 from tests.reranking import ITEMS, TEXTS, task, template
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from recbole_dgr2.threads import PROBE_SECONDS, choose_threads, pick_threads, thread_counts
+from recbole_dgr2.system.threads import PROBE_SECONDS, choose_threads, pick_threads, thread_counts
 
 
 class Machine:

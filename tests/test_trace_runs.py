@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from recbole_dgr2.data.trace_store import TraceStore
-from recbole_dgr2.trace_sources import Server, ServerSource, Showing
+from recbole_dgr2.pipeline.trace_sources import Server, ServerSource, Showing
 from tests.fake_server import KEY, Reply, completion, serving
 from tests.reranking import ITEMS, template
 from tests.test_trace_sources import jobs, sampling

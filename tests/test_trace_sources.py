@@ -16,9 +16,9 @@ from recbole_dgr2.data.rejection import Draft, Job, Mode, Problem, SamplingOptio
 from recbole_dgr2.data.template import PromptTemplate, load_template
 from recbole_dgr2.data.trace_reading import UNFINISHED, hint
 from recbole_dgr2.data.trace_store import TraceStore
-from recbole_dgr2.paths import prompt_file
-from recbole_dgr2.trace_sources import LocalSource, Server, ServerSource, Showing, model_name
-from recbole_dgr2.views import trace_options
+from recbole_dgr2.pipeline.trace_sources import LocalSource, Server, ServerSource, Showing, model_name
+from recbole_dgr2.pipeline.views import trace_options
+from recbole_dgr2.system.paths import prompt_file
 from tests.fake_server import ANSWER, KEY, Reply, completion, serving
 from tests.reranking import ITEMS, task, template
 from tests.tiny import tiny_backbone
@@ -240,8 +240,8 @@ def test_a_random_model_writes_nothing_usable_and_tokens_are_counted() -> None:
 
 def scripted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The model answers with ANSWER; the prompts that it was given."""
-    from recbole_dgr2 import trace_sources
     from recbole_dgr2.decode.types import Completion, DecodeResult, DecodingTrace
+    from recbole_dgr2.pipeline import trace_sources
 
     seen: list[tuple[int, ...]] = []
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recbole_dgr2.acceptance import main
 from recbole_dgr2.data.trace_store import Attempt, Settings, TraceStore, acceptance
-from recbole_dgr2.tracing import main
 
 SETTINGS = Settings("openai", "writer", "rejection", 1.0, 7, 512, "form")
 KEPT = Attempt(

@@ -16,7 +16,7 @@ from recbole_dgr2.data.prompt import label, render_prompt, slot_of_label
 from recbole_dgr2.data.ranking import parse_ranking
 from recbole_dgr2.data.template import load_template
 from recbole_dgr2.data.traces import CITED, write_evidence_trace
-from recbole_dgr2.paths import prompt_file
+from recbole_dgr2.system.paths import prompt_file
 from tests.chat import SIDS
 from tests.reranking import ITEMS, reasoner, task, template
 

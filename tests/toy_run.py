@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from recbole_dgr2 import quick_start, training
+from recbole_dgr2 import quick_start
 from recbole_dgr2.model.backbone import Backbone
+from recbole_dgr2.pipeline import training
+from recbole_dgr2.pipeline.sources import RetrieverSource
+from recbole_dgr2.pipeline.training import Setting
 from recbole_dgr2.quick_start import run_recbole_dgr2
-from recbole_dgr2.sources import RetrieverSource
-from recbole_dgr2.training import Setting
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {

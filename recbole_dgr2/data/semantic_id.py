@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.cache import write_text
+from recbole_dgr2.system.cache import write_text
 
 PADDING = -1
 """Code of RecBole's padding item, which has no semantic ID."""

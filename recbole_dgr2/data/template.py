@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from recbole_dgr2.cache import digest_of
 from recbole_dgr2.data.evidence import FACTS
+from recbole_dgr2.system.cache import digest_of
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "system": (),

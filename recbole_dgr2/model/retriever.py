@@ -17,9 +17,9 @@ from recbole.utils.argument_list import training_arguments
 
 from recbole_dgr2.data.parts import holdout_lengths
 from recbole_dgr2.model.scorer import Kind, Retriever, RetrieverInfo
-from recbole_dgr2.paths import host_dir
 from recbole_dgr2.safe_load import safe_torch_load
 from recbole_dgr2.schema import read_yaml
+from recbole_dgr2.system.paths import host_dir
 from recbole_dgr2.utils import (
     Vocabulary,
     build_trainer,

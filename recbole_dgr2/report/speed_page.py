@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recbole_dgr2.cache import write_text
 from recbole_dgr2.report.benchmark_page import markdown
 from recbole_dgr2.report.plots import plot_frontier, plot_speedups
 from recbole_dgr2.report.speed import (
@@ -20,6 +19,7 @@ from recbole_dgr2.report.speed import (
     speed_cells,
 )
 from recbole_dgr2.report.trace_view import View, write_html
+from recbole_dgr2.system.cache import write_text
 
 HEADINGS = {
     "modes": ("Batch 1", "batch"),

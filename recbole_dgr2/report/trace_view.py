@@ -16,7 +16,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-from recbole_dgr2.cache import write_text
+from recbole_dgr2.system.cache import write_text
 
 MASK = "░"
 _WEAK, _SURE = (

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_dgr2 import processes
 from recbole_dgr2.data.examples import Example, collate
 from recbole_dgr2.decode.types import Request
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.divergence import Divergence, Kind, divergence
 from recbole_dgr2.model.noise import NoiseOptions
 from recbole_dgr2.model.replay import Trajectory
+from recbole_dgr2.system import processes
 from recbole_dgr2.trainer.answers import Answered, answer_marker, answer_start, turn_of
 from recbole_dgr2.trainer.batches import VALIDATION_STEP, generators, sorted_batches
 from recbole_dgr2.trainer.distilled import (

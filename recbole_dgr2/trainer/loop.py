@@ -22,8 +22,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from recbole_dgr2 import processes
 from recbole_dgr2.model.forward import recomputed
+from recbole_dgr2.system import processes
 from recbole_dgr2.trainer.batches import (
     VALIDATION_STEP,
     epoch_batches,

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from accelerate import Accelerator
 
-from recbole_dgr2 import processes
+from recbole_dgr2.system import processes
 from recbole_dgr2.trainer.loop import Loop
 from recbole_dgr2.trainer.stage import Keyed, Prepared, Stage
 from recbole_dgr2.trainer.state import PartialStore, Resumed

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recbole_dgr2 import processes
 from recbole_dgr2.data.examples import collate
 from recbole_dgr2.decode.types import Request
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec, build_layout
@@ -34,6 +33,7 @@ from recbole_dgr2.model.replay import (
     replay_copies,
     replayed_logits,
 )
+from recbole_dgr2.system import processes
 from recbole_dgr2.trainer.graded import Graded, PolicyOptions, Practice, Replayed
 from recbole_dgr2.trainer.on_policy import Material, OnPolicy
 from recbole_dgr2.trainer.options import StageOptions

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from recbole_dgr2 import processes
 from recbole_dgr2.data.ranking import Judgement
 from recbole_dgr2.decode.engine import decode
 from recbole_dgr2.decode.types import Completion, DecodeOptions, Request
@@ -21,6 +20,7 @@ from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.objectives import has_signal
 from recbole_dgr2.model.replay import Trajectory
+from recbole_dgr2.system import processes
 
 ROLLOUT_MODES = ("autoregressive", "block")
 

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from recbole_dgr2 import processes
 from recbole_dgr2.data.examples import collate
 from recbole_dgr2.model.adapters import Adapted, weights_digest
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import StageInfo, read_info, restore_stage, save_stage
 from recbole_dgr2.model.forward import TokenScorer
+from recbole_dgr2.system import processes
 from recbole_dgr2.trainer.loop import Loop
 from recbole_dgr2.trainer.options import StageOptions
 from recbole_dgr2.trainer.state import (

@@ -138,6 +138,7 @@ def run_options(config: Config) -> RunOptions:
 
 def candidate_options(config: Config) -> CandidateOptions:
     """Candidates and histories."""
+    from recbole_dgr2.config import retriever_seed
     from recbole_dgr2.data.parts import SplitOptions
 
     checkpoint, file, cache = (config[key] for key in ("retriever_checkpoint", "candidate_file", "cache_dir"))
@@ -146,7 +147,7 @@ def candidate_options(config: Config) -> CandidateOptions:
         n=config["n_candidates"],
         mask_history=config["mask_history"],
         split=SplitOptions(
-            config["candidate_split"], config["train_last_m"], config["n_folds"], config["seed"]
+            config["candidate_split"], config["train_last_m"], config["n_folds"], retriever_seed(config)
         ),
         max_train_lists=config["max_train_lists"],
         history_length=config["history_length"],

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recbole_dgr2 import views
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.sid_lessons import SidLesson, encode_sid_lessons, sid_lesson_texts, write_sid_lessons
 from recbole_dgr2.model.backbone import Backbone
-from recbole_dgr2.preparation import Data
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.preparation import Data
 from recbole_dgr2.trainer import MidTraining
 
 MID_TRAINING = "mid_training"

@@ -15,10 +15,10 @@ from recbole_dgr2.decode.outside import generate
 from recbole_dgr2.decode.synchronised import synchronised
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
+from recbole_dgr2.pipeline.work import Lists, Work
 from recbole_dgr2.report.speed import quality_entry, speed_entry
 from recbole_dgr2.report.throughput import measure
 from recbole_dgr2.report.trace_view import View, view_of
-from recbole_dgr2.work import Lists, Work
 
 AR: Final = "autoregressive"
 GENERATE: Final = "generate"

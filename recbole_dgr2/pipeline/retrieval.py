@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.cache import Cache, copy_file, file_digest, link_files
 from recbole_dgr2.config import Config, retriever_config
 from recbole_dgr2.data.parts import Part, final_part
 from recbole_dgr2.data.sequences import Sequences
@@ -28,8 +27,9 @@ from recbole_dgr2.model.retriever import (
     train_retriever,
 )
 from recbole_dgr2.model.scorer import Retriever
+from recbole_dgr2.pipeline.views import CandidateOptions
+from recbole_dgr2.system.cache import Cache, copy_file, file_digest, link_files
 from recbole_dgr2.utils import load_dataset, sequences_from_dataset, vocabulary
-from recbole_dgr2.views import CandidateOptions
 
 _PASSING = (
     *("checkpoint_dir", "data_path", "dataset_save_path", "dataloaders_save_path", "save_dataset"),

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2 import processes, views
-from recbole_dgr2.adapting import adapted, started
-from recbole_dgr2.cache import digest_of
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.chat import end_with_turn
 from recbole_dgr2.data.drills import write_drills
@@ -22,7 +19,6 @@ from recbole_dgr2.data.lessons import Lesson, encode_lessons, lesson_texts
 from recbole_dgr2.data.prompt import PromptBuilder, label
 from recbole_dgr2.data.tasks import TaskBuilder
 from recbole_dgr2.data.template import PromptTemplate
-from recbole_dgr2.mid_training import sid_corpus
 from recbole_dgr2.model.backbone import (
     Backbone,
     build_embedded,
@@ -31,13 +27,18 @@ from recbole_dgr2.model.backbone import (
     train_tokenizer,
 )
 from recbole_dgr2.model.checkpoint import load_adapted, require_same_data
-from recbole_dgr2.paths import prompt_file
-from recbole_dgr2.preparation import Data, Grounding, Lists, tasks_of
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.adapting import adapted, started
+from recbole_dgr2.pipeline.mid_training import sid_corpus
+from recbole_dgr2.pipeline.preparation import Data, Grounding, Lists, tasks_of
+from recbole_dgr2.pipeline.run import Run
+from recbole_dgr2.pipeline.stage_order import start_folder
+from recbole_dgr2.pipeline.tracing import Scribe
 from recbole_dgr2.report.assessment import Panel
 from recbole_dgr2.report.trimming import count_trimmed
-from recbole_dgr2.run import Run
-from recbole_dgr2.stage_order import start_folder
-from recbole_dgr2.tracing import Scribe
+from recbole_dgr2.system import processes
+from recbole_dgr2.system.cache import digest_of
+from recbole_dgr2.system.paths import prompt_file
 from recbole_dgr2.utils import vocabulary
 
 VALIDATION_LISTS = 128

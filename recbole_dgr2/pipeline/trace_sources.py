@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recbole_dgr2.cache import digest_of
 from recbole_dgr2.data.chat import end_with_turn, frame_of
 from recbole_dgr2.data.item_text import ItemText
 from recbole_dgr2.data.prompt import PromptBuilder, render_prompt
@@ -21,6 +20,7 @@ from recbole_dgr2.data.trace_reading import hint, read_trace
 from recbole_dgr2.decode.engine import decode
 from recbole_dgr2.decode.types import Completion, DecodeOptions, Request
 from recbole_dgr2.model.backbone import Backbone
+from recbole_dgr2.system.cache import digest_of
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion

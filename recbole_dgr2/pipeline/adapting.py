@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recbole_dgr2 import views
 from recbole_dgr2.config import Config
 from recbole_dgr2.model.adapters import Adapted, Base, adapt, merge
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import StageInfo, load_stage
+from recbole_dgr2.pipeline import views
 from recbole_dgr2.trainer.teacher import BaseTeacher, Score, frozen_teacher
 
 

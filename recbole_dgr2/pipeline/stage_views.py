@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recbole_dgr2.views import fill, noise_options, training_options
+from recbole_dgr2.pipeline.views import fill, noise_options, training_options
 
 if TYPE_CHECKING:
     from recbole_dgr2.config import Config

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recbole_dgr2.cache import write_text
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.evidence import FACTS, FactScale
 from recbole_dgr2.data.reasoner import Reasoner
-from recbole_dgr2.paths import prompt_file
+from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.paths import prompt_file
 
 FORMAT = 1
 RUN_FILE, RETRIEVER_FOLDER, PROMPT_FILE = "run.json", "retriever", "prompt.yaml"

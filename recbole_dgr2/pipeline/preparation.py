@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.baselines import RankingData
-from recbole_dgr2.cache import Cache, Columns
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.candidate_files import read_candidate_file
 from recbole_dgr2.data.candidates import Candidates
@@ -23,10 +21,12 @@ from recbole_dgr2.data.reasoner import Reasoner, fit_reasoner
 from recbole_dgr2.data.semantic_id import SemanticIds
 from recbole_dgr2.data.sequences import Phase, Sequences
 from recbole_dgr2.data.tasks import RankingTask, TaskBuilder
-from recbole_dgr2.retrieval import RetrieverStore
-from recbole_dgr2.sources import FileSource, ListSource, RetrieverSource, fact_columns
+from recbole_dgr2.pipeline.baselines import RankingData
+from recbole_dgr2.pipeline.retrieval import RetrieverStore
+from recbole_dgr2.pipeline.sources import FileSource, ListSource, RetrieverSource, fact_columns
+from recbole_dgr2.pipeline.views import CandidateOptions, PromptOptions
+from recbole_dgr2.system.cache import Cache, Columns
 from recbole_dgr2.utils import item_tokens, load_dataset, sequences_from_dataset
-from recbole_dgr2.views import CandidateOptions, PromptOptions
 
 logger = logging.getLogger(__name__)
 

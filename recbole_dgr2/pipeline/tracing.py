@@ -1,23 +1,13 @@
-"""The lessons of a run: which source writes their reasoning traces, and where written ones are kept.
-
-    python -m recbole_dgr2.tracing FILE ...
-
-prints what the attempts in trace files came to: how many lists got a trace within 1, 2, 4, ... attempts, why attempts
-were turned down, and the tokens that they took.
-"""
+"""The lessons of a run: which source writes their reasoning traces, and where written ones are kept."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from recbole_dgr2.cache import digest_of
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.lessons import Lesson, write_lessons
 from recbole_dgr2.data.reasoner import Reasoner
@@ -31,12 +21,13 @@ from recbole_dgr2.data.rejection import (
 )
 from recbole_dgr2.data.tasks import TaskBuilder
 from recbole_dgr2.data.template import PromptTemplate
-from recbole_dgr2.data.trace_store import TraceStore, acceptance
-from recbole_dgr2.preparation import Data, Lists, draw_lists, tasks_of
+from recbole_dgr2.data.trace_store import TraceStore
+from recbole_dgr2.pipeline.preparation import Data, Lists, draw_lists, tasks_of
+from recbole_dgr2.pipeline.run import Run
+from recbole_dgr2.pipeline.views import TraceOptions, candidate_options, trace_options
 from recbole_dgr2.report.acceptance import trace_entry
-from recbole_dgr2.run import Run
+from recbole_dgr2.system.cache import digest_of
 from recbole_dgr2.utils import item_tokens, user_tokens
-from recbole_dgr2.views import TraceOptions, candidate_options, trace_options
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +102,7 @@ class Scribe:
         if options.source == "evidence":
             return EvidenceSource(self._reasoner, self._template, item_text, sampling)
         from recbole_dgr2.model.backbone import load_backbone
-        from recbole_dgr2.trace_sources import LocalSource, Server, ServerSource, Showing, model_name
+        from recbole_dgr2.pipeline.trace_sources import LocalSource, Server, ServerSource, Showing, model_name
 
         showing, model = Showing(self._template, item_text), str(options.model)
         if options.source == "hf":
@@ -141,25 +132,3 @@ def require_writer(config: Config) -> None:
             f"trace_api_key_env: the environment has no {name}; set it to the server's key, or set trace_api_key_env "
             "to null for a server without keys"
         )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recbole_dgr2.tracing", description="What the attempts in trace files came to."
-    )
-    parser.add_argument("files", nargs="+", type=Path, help="trace files (.jsonl)")
-    given: Any = parser.parse_args(arguments)
-    for path in given.files:
-        try:
-            if not path.is_file():
-                raise FileNotFoundError(f"{path}: no such file; traces lie beside the cache's other entries")
-            sys.stdout.write(f"{path}: {acceptance(TraceStore(path).attempts)}\n")
-        except (ValueError, FileNotFoundError) as error:
-            sys.stderr.write(f"error: {error}\n")
-            return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,8 +16,8 @@ from types import TracebackType
 
 import torch
 
-from recbole_dgr2 import processes
-from recbole_dgr2.threads import available_cores
+from recbole_dgr2.system import processes
+from recbole_dgr2.system.threads import available_cores
 from recbole_dgr2.utils import choose_threads, init_seed
 
 LIBRARIES = (

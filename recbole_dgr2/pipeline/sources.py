@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from recbole_dgr2.cache import Cache, Columns, copy_file, file_digest
 from recbole_dgr2.data.candidate_files import FileLists, FileOptions
 from recbole_dgr2.data.candidates import Candidates, HeadOptions, build_candidates
 from recbole_dgr2.data.parts import Part, final_part, training_parts
 from recbole_dgr2.data.sequences import Phase, Rows, Sequences, leave_one_out_rows
-from recbole_dgr2.retrieval import RetrieverStore
-from recbole_dgr2.views import CandidateOptions
+from recbole_dgr2.pipeline.retrieval import RetrieverStore
+from recbole_dgr2.pipeline.views import CandidateOptions
+from recbole_dgr2.system.cache import Cache, Columns, copy_file, file_digest
 
 LEAKY_WARNING = (
     "candidate_split leaky: the retriever and the facts of the training lists have seen their targets; "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from recbole_dgr2 import stage_views, views
 from recbole_dgr2.config import Config
+from recbole_dgr2.pipeline import stage_views, views
 
 TEACHER, TEACHER_RL = "ar_teacher", "ar_teacher_rl"
 PARENTS: dict[str, tuple[str, ...]] = {

@@ -9,17 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recbole_dgr2 import processes, views
 from recbole_dgr2.decode.types import DecodeResult, Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from recbole_dgr2.preparation import tasks_of
+from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.preparation import tasks_of
+from recbole_dgr2.pipeline.reranker import LanguageModelReranker
+from recbole_dgr2.pipeline.training import Setting
 from recbole_dgr2.report.assessment import assess_reranker
 from recbole_dgr2.report.faithfulness import Case, measure_faithfulness
 from recbole_dgr2.report.tables import Decode, Row
 from recbole_dgr2.report.throughput import NothingTimedError, Throughput, measure
-from recbole_dgr2.reranker import LanguageModelReranker
-from recbole_dgr2.training import Setting
+from recbole_dgr2.system import processes
 
 DecodeMode = Literal["autoregressive", "block"]
 

@@ -6,24 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recbole_dgr2 import stage_views, views
-from recbole_dgr2.adapting import adapted, teacher_of
-from recbole_dgr2.assessing import DecodeMode, assess
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.ranking import RankingJudge
 from recbole_dgr2.decode.types import Request
-from recbole_dgr2.mid_training import mid_train
 from recbole_dgr2.model.adapters import merge
 from recbole_dgr2.model.backbone import Backbone, start_mask_row
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import read_info, require_block_diffusion
-from recbole_dgr2.preparation import draw_lists, tasks_of
+from recbole_dgr2.pipeline import stage_views, views
+from recbole_dgr2.pipeline.adapting import adapted, teacher_of
+from recbole_dgr2.pipeline.assessing import DecodeMode, assess
+from recbole_dgr2.pipeline.mid_training import mid_train
+from recbole_dgr2.pipeline.preparation import draw_lists, tasks_of
+from recbole_dgr2.pipeline.stage_order import PARENTS, TEACHER, TEACHER_RL, ancestor_teacher, start_folder
+from recbole_dgr2.pipeline.training import VALIDATION_LISTS, Setting, added_tokens, sid_tokens
 from recbole_dgr2.report.tables import Row
-from recbole_dgr2.stage_order import PARENTS, TEACHER, TEACHER_RL, ancestor_teacher, start_folder
 from recbole_dgr2.trainer import ARTeacher, Conversion, Distillation, Reinforcement, TeacherRL, convert
 from recbole_dgr2.trainer.graded import Practice
 from recbole_dgr2.trainer.rollouts import Roller
-from recbole_dgr2.training import VALIDATION_LISTS, Setting, added_tokens, sid_tokens
 
 
 @dataclass(frozen=True)

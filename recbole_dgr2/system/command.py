@@ -1,0 +1,27 @@
+"""What every command line of the package does alike."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+Arguments = Sequence[str] | None
+
+
+def command(body: Callable[[Arguments], None]) -> Callable[..., int]:
+    """Makes a `main(arguments)` of a command's body: exit status 0, or 2 with one line on stderr.
+
+    Errors that a user can mend are ValueError and OSError; anything else is a fault of the program and is raised.
+    """
+
+    @functools.wraps(body)
+    def main(arguments: Arguments = None) -> int:
+        try:
+            body(arguments)
+        except (ValueError, OSError) as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 2
+        return 0
+
+    return main
