@@ -7,23 +7,17 @@ How many lists got a trace within 1, 2, 4, ... attempts, why attempts were turne
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from recbole_dgr2.data.trace_store import TraceStore, acceptance
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 
 
 @command
 def main(arguments: Arguments = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recbole_dgr2.acceptance",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("acceptance", __doc__)
     parser.add_argument("files", nargs="+", type=Path, help="trace files (.jsonl)")
     for path in parser.parse_args(arguments).files:
         if not path.is_file():

@@ -10,7 +10,6 @@ run for one at a time; the page is written anew.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -41,7 +40,8 @@ from recbole_dgr2.report.benchmark_page import benchmark_page
 from recbole_dgr2.report.floors import floor_of
 from recbole_dgr2.schema import read_yaml
 from recbole_dgr2.system.cache import Cache, data_fingerprint, write_text
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
+from recbole_dgr2.system.files import read_json_object
 from recbole_dgr2.system.paths import properties_dir
 from recbole_dgr2.utils import recbole_metrics
 
@@ -82,7 +82,7 @@ class Measurement:
         """What was found so far."""
         if not self.output.is_file():
             return {"dataset": self.dataset, "retrievers": {}, "splits": {}}
-        content: dict[str, Any] = json.loads(self.output.read_text(encoding="utf-8"))
+        content = read_json_object(self.output, "give another --output")
         if content.get("dataset") != self.dataset:
             raise ValueError(f"{self.output}: holds {content.get('dataset')!r}, not {self.dataset!r}")
         return content
@@ -223,7 +223,7 @@ def _fingerprint(config: Config) -> dict[str, str]:
 @command
 def main(arguments: Arguments = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.benchmark", allow_abbrev=False)
+    parser = command_parser("benchmark", __doc__)
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--retrievers", default="", help="names, separated by commas")
     parser.add_argument(

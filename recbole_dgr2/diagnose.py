@@ -7,7 +7,6 @@ On validation lists. Written into the folder of the run: diagnostics.json, diagn
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.diagnostics import Commits, MaskedSlots, diagnosis, diagnostics_page
 from recbole_dgr2.report.plots import plot_calibration, plot_divergence
 from recbole_dgr2.system.cache import write_text
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 from recbole_dgr2.trainer.diagnosis import examine
 from recbole_dgr2.trainer.rollouts import Roller
 from recbole_dgr2.trainer.teacher import frozen_teacher
@@ -104,12 +103,7 @@ def write_diagnostics(found: dict[str, Any], folder: Path) -> str:
 @command
 def main(arguments: Arguments = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recbole_dgr2.diagnose",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("diagnose", __doc__)
     parser.add_argument("--run_dir", required=True, type=Path, help="folder of a finished run")
     parser.add_argument(
         "--users", type=int, default=200, help="validation lists that are answered (default: 200)"

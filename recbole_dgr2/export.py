@@ -9,7 +9,6 @@ decoding in blocks needs this package, which finds what it needs in dgr2.json.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from recbole_dgr2.model.backbone import Backbone, hide_progress_bars
 from recbole_dgr2.model.checkpoint import INFO_FILE, StageInfo, load_stage, save_stage
 from recbole_dgr2.pipeline.run_files import RUN_FILE
 from recbole_dgr2.recommend import STAGES
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 
 
 def export(run_dir: Path, stage: str, output: Path) -> Path:
@@ -72,12 +71,7 @@ def _set_generation(backbone: Backbone, info: StageInfo) -> None:
 @command
 def main(arguments: Arguments = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recbole_dgr2.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("export", __doc__)
     parser.add_argument("--run_dir", required=True, type=Path, help="folder of a finished run")
     parser.add_argument("--stage", required=True, help=f"one of {', '.join(STAGES)}")
     parser.add_argument(

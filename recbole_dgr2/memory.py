@@ -25,7 +25,7 @@ from rich.table import Table
 from recbole_dgr2.config import host_keys
 from recbole_dgr2.schema import nearest, options_of, parse_text, read_yaml
 from recbole_dgr2.system.cache import write_text
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 
 FLOAT = 4
 GIB = 2**30
@@ -215,12 +215,7 @@ def main(arguments: Arguments = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recbole_dgr2.memory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("memory", __doc__)
     add = parser.add_argument
     add("--config_files", default="", help="YAML files of options, separated by spaces or commas")
     add("--prompt_tokens", type=int, default=512, help="longest prompt (default: 512)")

@@ -30,6 +30,7 @@ from recbole_dgr2.pipeline.preparation import (
     ranking_data,
     report_counts,
 )
+from recbole_dgr2.pipeline.rank_files import compare_rows
 from recbole_dgr2.pipeline.run import Run, library_versions
 from recbole_dgr2.pipeline.run_files import (
     GROUNDING_FILE,
@@ -126,7 +127,7 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
         if processes.is_main():
             write_run_file(run.folder, config, fingerprint)
             source.keep(run.folder / RETRIEVER_FOLDER)
-    rows, extras = [assess_retriever(panel)], {"floors": list(map(Floor.to_dict, floors)), "comparisons": []}
+    rows, extras = [assess_retriever(panel)], {"floors": list(map(Floor.to_dict, floors))}
     cached = CachedFacts(cache, fingerprint, options.history_length)
     if stages or phases["train"].has_hits:
         with run.phase("facts"), processes.main_first():
@@ -134,16 +135,14 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
             if processes.is_main():
                 write_grounding(run.folder / GROUNDING_FILE, (grounding.final.scale, grounding.reasoner))
         with run.phase("baselines"):
-            found, extras["comparisons"] = processes.from_main(
-                lambda: _baselines(config, grounding, phases, panel, run.folder)
-            )
-            rows += found
+            rows += processes.from_main(lambda: _baselines(config, grounding, phases, panel, run.folder))
     if stages:
         lists = (phases["train"], phases["valid"], phases["test"])
         found, more = _stages(config, (data, template), (grounding, lists, panel), run)
         rows += found
         extras.update(more)
     run.keep()
+    extras["comparisons"] = processes.from_main(lambda: compare_rows(config, rows, panel, run.folder))
     info = RunInfo(
         dataset=config["dataset"],
         retriever=source.name,
@@ -163,13 +162,13 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
 
 def _baselines(
     config: Config, grounding: Grounding, phases: Mapping[Phase, Lists], panel: Panel, folder: Path
-) -> tuple[list[Row], Any]:
-    """Rows of the baselines and their comparisons; the conditional logit goes into the run's folder."""
+) -> list[Row]:
+    """Rows of the baselines; the conditional logit goes into the run's folder."""
     parts = {phase: ranking_data(grounding.facts[phase], lists) for phase, lists in phases.items()}
-    rows, comparisons, logit = assess_baselines(panel, parts, config["fact_levels"])
+    rows, logit = assess_baselines(panel, parts, config["fact_levels"])
     if logit:
         write_grounding(folder / LOGIT_FILE, logit)
-    return rows, comparisons
+    return rows
 
 
 def _stages(

@@ -5,7 +5,6 @@ python -m recbole_dgr2.recommend --run_dir=saved/ml-100k-ItemKNN-2020 --users=19
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from recbole_dgr2.pipeline.training import data_info, prompt_builder
 from recbole_dgr2.report.export import RankedList, Status, falling_scores, json_lines, write_lists
 from recbole_dgr2.semantic_ids import read_semantic_ids
 from recbole_dgr2.system.cache import Cache, data_fingerprint
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 from recbole_dgr2.system.paths import prompt_file
 
 STAGES = ("ar_teacher", "ar_teacher_rl", "conversion", "distillation", "reinforcement")
@@ -229,7 +228,7 @@ def recommend(run_dir: Path | str, user_ids: Sequence[Any], **options: Any) -> l
 @command
 def main(arguments: Arguments = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.recommend", allow_abbrev=False)
+    parser = command_parser("recommend", __doc__)
     parser.add_argument("--run_dir", required=True, type=Path, help="folder of a finished run")
     parser.add_argument(
         "--users", required=True, help="ids separated by commas; @FILE: one a line; all: everyone"

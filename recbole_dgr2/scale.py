@@ -30,7 +30,7 @@ from recbole_dgr2.data.sequences import Sequences, leave_one_out_rows
 from recbole_dgr2.pipeline.run import hardware, library_versions
 from recbole_dgr2.report.benchmark_page import markdown
 from recbole_dgr2.system.cache import write_text
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 
 LENGTH = 8
 """Interactions a user."""
@@ -155,12 +155,7 @@ def page(content: Mapping[str, Any]) -> str:
 @command
 def main(arguments: Arguments = None) -> None:
     """Run the command line; prints the table, and writes JSON and page if a file is named."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recbole_dgr2.scale",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("scale", __doc__)
     sizes = "10000,100000,1000000"
     parser.add_argument(
         "--users", default=sizes, help=f"numbers of users, comma-separated (default: {sizes})"

@@ -9,7 +9,6 @@ an index file, to measure what somebody else has made. `semantic_ids=<file>` mak
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
@@ -39,7 +38,7 @@ from recbole_dgr2.pipeline.retrieval import RetrieverStore
 from recbole_dgr2.pipeline.views import SidOptions
 from recbole_dgr2.schema import nearest
 from recbole_dgr2.system.cache import Cache, Columns, data_fingerprint, digest_of, file_digest, write_text
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 from recbole_dgr2.utils import item_tokens
 
 QUANTIZERS: dict[str, Callable[[np.ndarray, CodeOptions], Quantized]] = {
@@ -248,7 +247,7 @@ def figures_file(output: Path) -> Path:
 @command
 def main(arguments: Arguments = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m recbole_dgr2.semantic_ids", allow_abbrev=False)
+    parser = command_parser("semantic_ids", __doc__)
     parser.add_argument("--dataset", required=True)
     parser.add_argument(
         "--tokenizer_kind", default="kmeans", help="kmeans, rqvae, or an index file to measure"

@@ -21,7 +21,7 @@ import torch
 
 from recbole_dgr2.config import Config
 from recbole_dgr2.decode import DecodeOptions
-from recbole_dgr2.decode.auto import measure_pass_costs
+from recbole_dgr2.decode.costs import measure_pass_costs
 from recbole_dgr2.model.forward import compile_passes
 from recbole_dgr2.pipeline.bench import AR, GENERATE, Bench
 from recbole_dgr2.pipeline.run import hardware, library_versions
@@ -31,10 +31,11 @@ from recbole_dgr2.pipeline.work import Lists, work_of
 from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.speed_page import write_page
 from recbole_dgr2.report.trace_view import print_view
-from recbole_dgr2.system.command import Arguments, command
+from recbole_dgr2.system.command import Arguments, command, command_parser
 from recbole_dgr2.system.threads import choose_threads
 
 OUTPUTS = (16, 32, 64, 128)
+AUTO = ("auto", "auto any")
 
 
 def run(bench: Bench, lists: Lists, options: argparse.Namespace) -> dict[str, Any]:
@@ -44,16 +45,17 @@ def run(bench: Bench, lists: Lists, options: argparse.Namespace) -> dict[str, An
     taus = [f"block {tau:g}" for tau in options.taus]
     exact = [AR, "speculative"] if bench.spec.context == "causal" else [AR]  # drafts need a causal stream
     drafts = [f"speculative {length}" for length in lengths] if len(exact) > 1 else []
+    shorter_drafts = [name for name in drafts if name != f"speculative {bench.spec.block_size}"]
     shorter = [f"block 0.9/{length}" for length in lengths if length < bench.spec.block_size]
     outside = [] if options.no_generate else [GENERATE]
     checked = [*exact, *taus, *options.rules, *shorter]
     tables: dict[str, list[dict[str, Any]]] = {}
     tables["modes"] = bench.entries(
-        [AR, *outside, *taus, *options.rules, *shorter, *exact[1:], *drafts, "auto"], few, bench.base
+        [AR, *outside, *taus, *options.rules, *shorter, *exact[1:], *drafts, *AUTO], few, bench.base
     )
     tables["batch"], costs = [], []
     for batch in options.batches:
-        names = [AR, *outside, "block 0.9", "synchronised 0.9", *exact[1:], "auto"]
+        names = [AR, *outside, "block 0.9", *shorter, "synchronised 0.9", *exact[1:], *shorter_drafts, *AUTO]
         work = lists.users.first(max(4 * batch, options.requests))
         tables["batch"] += bench.entries(names, work, replace(bench.base, batch_size=batch))
         longest = max(len(request.prompt_ids) for request in few.requests)
@@ -145,12 +147,7 @@ def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recbole_dgr2.speed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("speed", __doc__)
     add = parser.add_argument
     add("--run_dir", type=Path, required=True, help="folder of a finished run")
     add(

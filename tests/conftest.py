@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 import recbole_dgr2  # noqa: F401 mends RecBole's dependencies before a test imports recbole
 from recbole_dgr2.config import Config
@@ -19,6 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Two threads on a busy machine ran 20 to 40 times slower than one.
 torch.set_num_threads(1)
+
+# The same examples in every run, and no limit of time: a busy machine is no fault.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

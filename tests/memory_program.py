@@ -19,8 +19,8 @@ from recbole_dgr2.data.examples import Example
 from recbole_dgr2.model.backbone import EmbeddedSpec, build_embedded
 from recbole_dgr2.model.noise import NoiseOptions
 from recbole_dgr2.trainer import ARTeacher, Conversion, convert
-from tests.test_stage import OPTIONS
 from tests.tiny import tiny_tokenizer
+from tests.training import OPTIONS
 
 BATCH, LAYERS, HIDDEN, INTERMEDIATE, VOCAB, BLOCK = 8, 3, 128, 384, 320, 8
 

@@ -20,8 +20,8 @@ from recbole_dgr2.trainer import Reinforcement
 from recbole_dgr2.trainer.state import fingerprint_weights
 from tests import rolling
 from tests.rolling import PROMPTS, make, mortal
-from tests.test_stage import OPTIONS, TRAIN, VALID, Killed, Mortal
 from tests.tiny import tiny_backbone
+from tests.training import OPTIONS, TRAIN, VALID, Killed, Mortal
 
 
 def supervised(folder: Path, lives: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from string import Template
 from typing import Any
 
@@ -16,8 +17,10 @@ from recbole_dgr2.data.prompt import label
 from recbole_dgr2.data.reasoner import POINTS_PER_UNIT, Reasoner
 from recbole_dgr2.data.sequences import Rows, Sequences
 from recbole_dgr2.data.tasks import RankingTask
-from recbole_dgr2.data.template import SECTIONS, PromptTemplate
+from recbole_dgr2.data.template import SECTIONS, PromptTemplate, load_template
 from recbole_dgr2.decode.types import Completion, DecodeOptions, DecodeResult, DecodingTrace, Request
+from recbole_dgr2.system.paths import prompt_file
+from tests.chat import SIDS
 
 TEXTS = {
     "opening": "taste $kinds\n$history",
@@ -39,12 +42,23 @@ ITEMS = ItemText(
     brands=("", "aldine", "borea", "aldine", "", ""),
 )
 """Items 1 to 5; 5 has no text."""
+NAMED = replace(ITEMS, sids=SIDS)
+WITH_SIDS = replace(ITEMS, sids={item: f"<a_{item}><b_2><c_3><d_4>" for item in range(1, 6)})
 
 
 def template(history_items: int = 3, title_words: int = 5, **texts: str) -> PromptTemplate:
     """A template; `texts` replaces sections, what is in neither is empty."""
     sections = {name: Template({**TEXTS, **texts}.get(name, "")) for name in SECTIONS}
     return PromptTemplate(sections, ("first", "second"), history_items, title_words)
+
+
+GR2, COMPACT = (load_template(prompt_file(name)) for name in ("gr2", "compact"))
+"""The shipped templates."""
+
+
+def named_template(name: str) -> PromptTemplate:
+    """A shipped one, or `template()` for "own"."""
+    return template() if name == "own" else load_template(prompt_file(name))
 
 
 def task(

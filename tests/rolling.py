@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from recbole_dgr2.data.examples import Example
 from recbole_dgr2.data.ranking import Judgement
 from recbole_dgr2.decode import DecodeOptions, Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
+from recbole_dgr2.model.checkpoint import StageInfo, load_stage
 from recbole_dgr2.trainer import convert
-from recbole_dgr2.trainer.graded import Graded, PolicyOptions, Practice
+from recbole_dgr2.trainer.graded import PolicyOptions, Practice
 from recbole_dgr2.trainer.policy_gradient import PolicyGradient
 from recbole_dgr2.trainer.rollouts import Roller, Sampling
-from tests.test_stage import OPTIONS, Killed, same, weights
 from tests.tiny import random_tokens, tiny_backbone
+from tests.training import OPTIONS, DyingOnPolicy, Killed, same, weights
 
 PROMPTS = [Request(100 + i, tuple(row)) for i, row in enumerate(random_tokens([4, 7, 3, 6, 5, 9]))]
 LESSONS = tuple(Example(i, (3 + i, 4), (5, 6, 7 + i, 1), 2) for i in range(4))
 SAMPLING = Sampling(groups=3, samples=4, max_draws=2)
 POLICY = PolicyOptions(SAMPLING, clip_low=0.2, clip_high=0.28, ar_weight=0.1, max_copies=2)
+EAGER = replace(
+    OPTIONS, epochs=8, train_batch_size=16, eval_step=0, save_step=0, learning_rate=2e-2, warmup_ratio=0.0
+)
+"""Under these a reward rises within seconds."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +86,16 @@ def make(
 
 def mortal(kind: type[PolicyGradient]) -> type[PolicyGradient]:
     """The stage, dying when it prepares its n-th batch (`lives`) or collects for the n-th time (`draws`)."""
+    return type("Mortal", (DyingOnPolicy, kind), {})
 
-    class Mortal(kind):  # type: ignore[valid-type,misc]
-        lives = draws = 0
-        collected: Sequence[int] = ()
 
-        def parts(self, batch: Sequence[Graded], generators: Sequence[torch.Generator]) -> Any:
-            self.lives -= 1
-            if self.lives == 0:
-                raise Killed
-            return super().parts(batch, generators)
-
-        def collect(self, prompts: Sequence[Request], iteration: int) -> Any:
-            self.draws -= 1
-            if self.draws == 0:
-                raise Killed
-            self.collected = [*self.collected, iteration]
-            return super().collect(prompts, iteration)
-
-    return Mortal
+def assert_reward_rises(stage: PolicyGradient, folder: Path) -> StageInfo:
+    """The mean reward of the rollouts rises from the first iteration to the last; returns what was saved."""
+    stage.fit(PROMPTS, [], folder)
+    _, info = load_stage(folder)
+    rewards = [record["rollout_reward"] for record in info.data["training"]["history"]]
+    assert rewards[-1] > rewards[0] + 0.1, rewards
+    return info
 
 
 def assert_resumes(

@@ -10,8 +10,8 @@ import torch
 
 from recbole_dgr2.data.examples import Batch, Example, collate
 from recbole_dgr2.trainer import ARTeacher
-from tests.test_stage import OPTIONS, TRAIN
 from tests.tiny import ARCHITECTURES, tiny_backbone
+from tests.training import OPTIONS, TRAIN
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

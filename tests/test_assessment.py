@@ -82,6 +82,17 @@ def test_validity_is_that_of_the_sample() -> None:
     wrong = sum(user % 3 == 0 for user in panel.sample.tolist())
     assert row.validity.valid == 20 - wrong
     assert row.validity.failures == {"duplicate": 0, "omission": wrong, "out_of_set": 0, "unparsed": 0}
+    ranker, valid = Ranker(panel), [user for user in panel.sample.tolist() if user % 3]
+    copied = [list(ranker.ranking(user).order) == sorted(ranker.ranking(user).order) for user in valid]
+    assert row.copied == np.mean(copied)
+
+
+def test_ranks_are_those_of_the_hits() -> None:
+    panel = make_panel()
+    row = assess_reranker("x", panel, Ranker(panel))
+    assert len(row.ranks) == len(panel.hits)
+    assert row.hits["recall@1"] == np.mean(np.array(row.ranks) == 0)
+    assert assess_retriever(panel).ranks == tuple(panel.ranks[panel.hits].tolist())
 
 
 def test_the_identity_is_the_retriever() -> None:

@@ -20,6 +20,7 @@ from recbole_dgr2.pipeline.baselines import (
     fit_lambdarank,
 )
 from recbole_dgr2.report.assessment import Panel
+from recbole_dgr2.report.comparison import Resampling, compare_all
 
 N = 6
 needs_lightgbm = pytest.mark.skipif(importlib.util.find_spec("lightgbm") is None, reason="extra `baselines`")
@@ -55,12 +56,17 @@ def panel() -> Panel:
 
 @needs_lightgbm
 def test_both_find_the_signal() -> None:
-    rows, comparisons, logit = assess_baselines(panel(), PHASES, 5)
+    made = panel()
+    rows, logit = assess_baselines(made, PHASES, 5)
     assert logit is not None
     assert [row.name for row in rows] == ["conditional_logit", "lambdarank"]
     for row in rows:
         assert row.hits["recall@1"] > 0.6  # of 6 candidates
+        assert np.mean(np.array(row.ranks) == 0) == row.hits["recall@1"]
+    ranks = {"retriever": made.ranks[made.hits], **{row.name: np.array(row.ranks) for row in rows}}
+    comparisons = compare_all(ranks, {}, Resampling(N, 200, 0))
     first = {entry["a"]: entry for entry in comparisons if entry["metric"] == "recall@1"}
+    assert list(first) == ["conditional_logit", "lambdarank"]
     assert all(entry["p"] < 0.01 and entry["difference"] > 0.3 for entry in first.values())
 
 
@@ -89,7 +95,7 @@ def test_the_penalty_is_chosen_on_validation() -> None:
 def test_no_hits_no_baseline() -> None:
     none = replace(PHASES["train"], slots=np.full(600, N))
     assert fit_conditional_logit({**PHASES, "train": none}, 5) is None
-    assert assess_baselines(panel(), {**PHASES, "train": none}, 5) == ([], [], None)
+    assert assess_baselines(panel(), {**PHASES, "train": none}, 5) == ([], None)
 
 
 def test_without_lightgbm_it_is_left_out_with_a_word(
@@ -97,7 +103,7 @@ def test_without_lightgbm_it_is_left_out_with_a_word(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with caplog.at_level(logging.INFO):
-        rows, _, _ = assess_baselines(panel(), PHASES, 5)
+        rows, _ = assess_baselines(panel(), PHASES, 5)
     assert [row.name for row in rows] == ["conditional_logit"]
     assert "pip install 'recbole_dgr2[baselines]'" in caplog.text
 

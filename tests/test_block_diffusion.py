@@ -53,7 +53,7 @@ def test_block_index_by_hand() -> None:
     rows=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=3),
     copies=st.integers(0, 2),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_mask_is_the_predicate(
     context: Any, size: int, rows: list[tuple[int, int, int]], copies: int
 ) -> None:
@@ -214,7 +214,7 @@ class TestExtendToBlock:
         extra=st.integers(0, 5),
         data=st.data(),
     )
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_properties(self, lengths: list[int], size: int, extra: int, data: st.DataObject) -> None:
         """The fill ends its block, is less than a block, and padding changes nothing."""
         rows = [[*row[:-1], EOS_ID] for row in random_tokens(lengths)]

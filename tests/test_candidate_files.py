@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recbole_dgr2.data.candidate_files import FileLists, FileOptions, read_candidate_file
@@ -128,7 +128,6 @@ def test_an_export_can_be_read_back(tmp_path: Path, name: str) -> None:
     assert ids(lists) == [[3, 2, 0], [4, 0, 0], [5, 0, 0]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), max_size=12))
 def test_exported_scores_fall_in_steps_that_a_file_keeps(values: list[float]) -> None:
     scores = falling_scores(values)

@@ -39,7 +39,7 @@ def score_rows(draw: st.DrawFn) -> tuple[torch.Tensor, int, int, torch.Tensor]:
     return scores, n, kmax, order
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(score_rows())
 def test_head_is_recboles_topk_first_and_names_no_item_twice(case: tuple) -> None:
     scores, n, kmax, _ = case
@@ -51,7 +51,7 @@ def test_head_is_recboles_topk_first_and_names_no_item_twice(case: tuple) -> Non
     assert torch.equal(values, torch.topk(scores, max(n, kmax)).values)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(score_rows())
 def test_topk_of_a_permuted_row_is_the_new_order(case: tuple) -> None:
     scores, n, kmax, order = case
@@ -152,7 +152,7 @@ def test_bad_options() -> None:
         HeadOptions(5, 10, True).check(9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000), k=st.integers(1, 9), items=st.integers(1, 15_000), kinds=st.integers(0, 3)
 )

@@ -12,12 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from recbole_dgr2.data.chat import Frame, end_of_turn, end_with_turn, frame_of
 from recbole_dgr2.data.prompt import PromptBuilder
-from recbole_dgr2.data.template import PromptTemplate, load_template
-from recbole_dgr2.system.paths import prompt_file
+from recbole_dgr2.data.template import PromptTemplate
 from tests.chat import ALWAYS_THINKING, DATED, NO_SYSTEM, PLAIN_TURNS, THINKING, chat_tokenizer
-from tests.reranking import ITEMS, template
-
-GR2 = load_template(prompt_file("gr2"))
+from tests.reranking import GR2, ITEMS, template
 
 
 def chatting(pattern: str = "<think>\n", system: str = "be brief", name: str = "own") -> PromptTemplate:

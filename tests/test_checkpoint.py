@@ -107,8 +107,8 @@ def test_missing_and_foreign_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "cannot be read"),
-        ("[]", "not a JSON object"),
+        ("{", "not valid JSON.*run the stage again"),
+        ("[]", "a JSON list, not an object; run the stage again"),
         ("{}", "format None"),
         (json.dumps(TEACHER.to_dict() | {"format": 99}), "format 99, expected 1"),
         (json.dumps(TEACHER.to_dict() | {"seed": "x"}), r"\['seed'\]"),

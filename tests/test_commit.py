@@ -49,7 +49,7 @@ def test_entropy_bound_by_hand() -> None:
     assert slots(entropy_bounded(entropies, 2.0)) == [[1, 2, 3, 4], [1, 3], []]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     rule=st.sampled_from(RULES),
     value=st.floats(0.01, 8.0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from recbole_dgr2.model.noise import NoiseOptions
 from recbole_dgr2.trainer import STAGES, Conversion, convert
 from recbole_dgr2.trainer.batches import generators
 from recbole_dgr2.trainer.scoring import Scored
-from tests.test_stage import OPTIONS, Killed, same, weights
 from tests.tiny import ARCHITECTURES, random_tokens, tiny_backbone
+from tests.training import OPTIONS, Dying, Killed, same, weights
 
 NOISE = NoiseOptions(t_min=0.05, all_mask_share=0.2, answer_only_share=0.3, random_anchor=True)
 
@@ -40,16 +39,8 @@ def examples(n: int) -> list[Example]:
 TRAIN = examples(12)
 
 
-class Mortal(Conversion):
-    """Dies when it prepares its n-th training batch."""
-
-    lives = 0
-
-    def prepare(self, batch: Batch, generators: Sequence[torch.Generator]) -> Scored:
-        self.lives -= 1
-        if self.lives == 0:
-            raise Killed
-        return super().prepare(batch, generators)
+class Mortal(Dying, Conversion):
+    """The conversion, dying."""
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

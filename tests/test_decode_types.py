@@ -33,6 +33,8 @@ from recbole_dgr2.decode import Completion, DecodeOptions, DecodeResult, Decodin
         ("token_cost", 0.0),
         ("token_cost", float("inf")),
         ("label_ids", (3, 4, 3)),
+        ("exact", False),
+        ("exact", 0),
     ],
 )
 def test_bad_option_is_a_one_line_error_that_names_it(field: str, value: object) -> None:
@@ -62,6 +64,13 @@ def test_labels_are_for_block_mode() -> None:
         DecodeOptions("speculative", 8, 2, label_ids=(3, 4))
 
 
+@pytest.mark.parametrize("mode", ["autoregressive", "block", "speculative"])
+def test_only_auto_has_a_choice_to_be_exact(mode: Any) -> None:
+    with pytest.raises(ValueError, match=f"exact=False needs mode 'auto', got mode '{mode}'"):
+        DecodeOptions(mode, 8, 2, exact=False)
+    DecodeOptions("auto", 8, 2, exact=False)
+
+
 def test_acceptance_is_counted_over_all_rows() -> None:
     rows = [Speculation((0, 4, 4), (0, 4, 1), (8, 12, 12)), Speculation((0, 2), (0, 0), (8, 10)), None]
     done = tuple(replace(completion(4, 2), speculation=row) for row in rows)
@@ -79,6 +88,14 @@ def test_result_sums() -> None:
     assert (result.tokens, result.passes) == (10, 4)
     assert result.tokens_per_forward == 2.5
     assert result.tokens_per_second == 5.0
+
+
+def test_passes_are_counted_by_their_tokens() -> None:
+    drafted = replace(completion(4, 3), speculation=Speculation((0, 4, 4), (0, 4, 1), (8, 12, 12)))
+    told = completion(4, 3)
+    told = replace(told, trace=replace(told.trace, passes=(1, 2, 3, 3), block_size=8))
+    assert DecodeResult((drafted, told, told), 1.0, 1.0).queries == {8: 7, 12: 2}
+    assert DecodeResult((completion(4, 3),), 1.0, 1.0).queries == {}  # a trace without passes
 
 
 def test_result_without_passes_or_completions() -> None:

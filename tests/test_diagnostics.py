@@ -65,7 +65,7 @@ def test_calibration_by_hand() -> None:
     assert (none["slots"], none["expected_calibration_error"]) == (0, None)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40))
 def test_every_commit_is_in_one_bin_and_the_error_is_a_share(pairs: list[tuple[float, bool]]) -> None:
     confidence, agrees = (np.array(values) for values in zip(*pairs, strict=True))

@@ -63,7 +63,7 @@ def test_top_k_by_hand_keeps_the_rest_as_one_token() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 12), st.integers(0, 10**6), st.sampled_from(ALL), st.integers(0, 12))
 def test_never_negative_zero_when_equal_and_top_k_never_above(
     width: int, seed: int, options: Divergence, top_k: int
@@ -77,7 +77,7 @@ def test_never_negative_zero_when_equal_and_top_k_never_above(
     assert between(teacher, teacher - 3.0, kept).abs().max() < 1e-6
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 9), st.integers(0, 10**6), st.floats(0.05, 0.95))
 def test_jensen_shannon_is_symmetric_at_a_half_and_bounded(width: int, seed: int, beta: float) -> None:
     student, teacher = random_logits(4, width, seed, 9.0), random_logits(4, width, seed + 1, 9.0)

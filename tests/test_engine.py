@@ -218,7 +218,7 @@ def test_bad_input_is_a_one_line_error(
     assert "\n" not in str(error.value)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=7),
     batch_size=st.integers(1, 8),

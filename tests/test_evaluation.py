@@ -98,7 +98,7 @@ def test_formulas_equal_recbole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(hit_lists, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_properties_of_the_hits_view(hits: tuple, random: Random) -> None:
     n, before, orders = hits
     identity = [tuple(range(n))] * len(before)
@@ -184,7 +184,7 @@ def test_paired_test_extremes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_paired_interval_contains_the_difference(pairs: list) -> None:
     a, b = (1 / (1 + np.array(side)) for side in zip(*pairs, strict=True))
     result = sig.paired_test(a, b, 50, seed=0)

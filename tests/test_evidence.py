@@ -103,7 +103,7 @@ def test_many_rows_equal_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(measure_facts(EVIDENCE, candidates(ids), histories), whole)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1))
 def test_a_fact_never_sees_what_comes_later(seed: int) -> None:
     """Statistics of the interactions before the rows and histories: targets and later items may be anything."""

@@ -14,40 +14,33 @@ from recbole_dgr2.data.evidence import FACTS
 from recbole_dgr2.data.prompt import render_prompt
 from recbole_dgr2.data.statements import Claim, StatementReader
 from recbole_dgr2.data.tasks import RankingTask
-from recbole_dgr2.data.template import PromptTemplate, load_template
 from recbole_dgr2.data.traces import write_evidence_trace
 from recbole_dgr2.report import tables
 from recbole_dgr2.report.faithfulness import MEASURES, Case, judge, measure_faithfulness
 from recbole_dgr2.report.schema import check_report
-from recbole_dgr2.system.paths import prompt_file
-from tests.reranking import ITEMS, reasoner, task, template
+from tests.reranking import WITH_SIDS, named_template, reasoner, task
 from tests.test_tables import info, rows
 from tests.toy_run import Finished
 
 NAMES = ("compact", "gr2", "own")
-WITH_SIDS = replace(ITEMS, sids={item: f"<a_{item}><b_2><c_3><d_4>" for item in range(1, 6)})
 LEVELS = [[1, 1], [2, 0], [0, 3]]
-
-
-def words(name: str) -> PromptTemplate:
-    return template() if name == "own" else load_template(prompt_file(name))
 
 
 def case(text: str, name: str = "compact", given: RankingTask | None = None) -> Case:
     shown = given or task(levels=LEVELS)
-    return Case(shown, "".join(render_prompt(words(name), WITH_SIDS, shown, 9)), text)
+    return Case(shown, "".join(render_prompt(named_template(name), WITH_SIDS, shown, 9)), text)
 
 
 def true_text(name: str = "compact", given: RankingTask | None = None, n: int = 3, n_facts: int = 2) -> str:
     shown = given or task(levels=LEVELS)
-    return write_evidence_trace(shown, reasoner(n, n_facts), words(name), WITH_SIDS).text
+    return write_evidence_trace(shown, reasoner(n, n_facts), named_template(name), WITH_SIDS).text
 
 
 def measures(text: str, name: str = "compact") -> dict[str, float]:
-    return judge(case(text, name), StatementReader(words(name)))
+    return judge(case(text, name), StatementReader(named_template(name)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(NAMES), st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4))
 def test_the_reasoners_traces_are_faithful(name: str, seed: int, n: int, n_facts: int) -> None:
     rng = np.random.default_rng(seed)
@@ -55,7 +48,7 @@ def test_the_reasoners_traces_are_faithful(name: str, seed: int, n: int, n_facts
     given = task(candidates=tuple(rng.integers(1, 6, size=n).tolist()), levels=levels.tolist())
     given = replace(given, levels=levels, fact_names=FACTS[:n_facts])
     text = true_text(name, given, n, n_facts)
-    found = judge(case(text, name, given), StatementReader(words(name)))
+    found = judge(case(text, name, given), StatementReader(named_template(name)))
     assert {key: found[key] for key in MEASURES[:4]} == dict.fromkeys(MEASURES[:4], 1.0)
     assert found["repeated_lines"] == 0
 
@@ -63,8 +56,8 @@ def test_the_reasoners_traces_are_faithful(name: str, seed: int, n: int, n_facts
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_trace_says_by_hand(name: str) -> None:
     """Scores 3, 4, 3: the second leads, the first and the third tie and stay in the retriever's order."""
-    said = StatementReader(words(name)).read(true_text(name))
-    places = len(words(name).places)
+    said = StatementReader(named_template(name)).read(true_text(name))
+    places = len(named_template(name).places)
     assert {(0, 3), (1, 4), (2, 3)} == set(said.scores)
     assert said.promoted == ((0, 1), (1, 0), (2, 2))[:places]
     assert said.praised == 1
@@ -75,12 +68,12 @@ def test_what_a_trace_says_by_hand(name: str) -> None:
 
 
 def fact(name: str, of: str, level: int) -> str:
-    return words(name).render_fact("cited_fact", of, level)
+    return named_template(name).render_fact("cited_fact", of, level)
 
 
 def other_second(text: str) -> str:
     """The line of gr2's second place names the third candidate."""
-    place = words("gr2").places[1]
+    place = named_template("gr2").places[1]
     lines = [line.replace("<c1>", "<c3>") if line.startswith(place) else line for line in text.split("\n")]
     return "\n".join(lines)
 
@@ -113,7 +106,7 @@ def test_each_lie_shows_in_its_measure(name: str, old: str, new: str, changed: d
 
 def test_a_semantic_id_of_nothing_in_the_prompt() -> None:
     text = true_text("gr2")
-    cited = len(StatementReader(words("gr2")).read(text).cited)
+    cited = len(StatementReader(named_template("gr2")).read(text).cited)
     found = measures(text.replace("<a_4>", "<a_7>", 1), "gr2")
     assert found["ids_exist"] == pytest.approx((cited - 1) / cited)
 
@@ -121,7 +114,7 @@ def test_a_semantic_id_of_nothing_in_the_prompt() -> None:
 def test_a_semantic_id_of_another_candidate() -> None:
     """<a_3> is the first candidate's, and the text names it together with the second's label."""
     text = true_text("gr2")
-    cited = len(StatementReader(words("gr2")).read(text).cited)
+    cited = len(StatementReader(named_template("gr2")).read(text).cited)
     found = measures(text.replace("<c2> <a_4>", "<c2> <a_3>", 1), "gr2")
     assert found["ids_exist"] == pytest.approx((cited - 1) / cited)
 
@@ -167,7 +160,7 @@ def test_babble_is_measured_as_far_as_it_says_anything(name: str, text: str) -> 
     assert "praise_first" not in found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(NAMES), st.integers(0, 300), st.text(max_size=30))
 def test_broken_traces_are_no_crash(name: str, cut: int, noise: str) -> None:
     text = true_text(name)
@@ -178,17 +171,17 @@ def test_broken_traces_are_no_crash(name: str, cut: int, noise: str) -> None:
 def test_means_are_over_the_answers_that_say_something() -> None:
     lie = true_text().replace("m2", "m3")
     cases = [case(true_text()), case(lie), case("no idea"), case("")]
-    found = measure_faithfulness(cases, words("compact"), 200, 0)
+    found = measure_faithfulness(cases, named_template("compact"), 200, 0)
     assert found["facts_true"].answers == 2
     assert found["facts_true"].value == pytest.approx(0.75)
     assert found["facts_true"].ci95 == (0.5, 1.0)
     assert found["repeated_lines"].answers == 3
-    assert measure_faithfulness([], words("compact"), 200, 0) == {}
+    assert measure_faithfulness([], named_template("compact"), 200, 0) == {}
     assert list(found) == [name for name in MEASURES if name in found]
 
 
 def report() -> dict[str, Any]:
-    found = measure_faithfulness([case(true_text()), case("no idea")], words("compact"), 200, 0)
+    found = measure_faithfulness([case(true_text()), case("no idea")], named_template("compact"), 200, 0)
     return tables.build_report(info(), [replace(row, faithfulness=found) for row in rows()[:1]] + rows()[1:])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recbole_dgr2.report.comparison import Resampling, compare, comparison_cells
+from recbole_dgr2.report.comparison import Resampling, compare, compare_all, comparison_cells
 from recbole_dgr2.report.floors import LEAKY_NOTE, agree, floor_cells, floor_of
 from recbole_dgr2.report.schema import check_report
 from recbole_dgr2.report.tables import Row, RunInfo, build_report, render_markdown
@@ -95,3 +95,23 @@ def test_comparisons_by_hand() -> None:
     assert [entry["metric"] for entry in compare(("a", "b"), (better, worse), Resampling(2, 100, 0))] == [
         "recall@1"
     ]
+
+
+def test_who_is_compared_with_whom() -> None:
+    """A language model with what costs nothing, a student with its teacher, nothing with what was not ranked."""
+    names = ("retriever", "conditional_logit", "ar_teacher", "conversion")
+    ranks = {name: np.arange(40) % (place + 2) for place, name in enumerate(names)}
+    entries = compare_all(ranks, {"conversion": "ar_teacher"}, Resampling(10, 100, 0))
+    pairs = list(dict.fromkeys((entry["a"], entry["b"]) for entry in entries))
+    logit, teacher, student = names[1:]
+    assert pairs == [
+        (logit, "retriever"),
+        *((teacher, other) for other in names[:2]),
+        *((student, other) for other in names[:3]),
+    ]
+    (first,) = [e for e in entries if (e["a"], e["b"], e["metric"]) == (student, teacher, "recall@1")]
+    assert first["difference"] == pytest.approx(8 / 40 - 10 / 40)
+    del ranks[teacher]
+    assert teacher not in {
+        entry["b"] for entry in compare_all(ranks, {student: teacher}, Resampling(10, 100, 0))
+    }

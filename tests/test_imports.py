@@ -122,3 +122,11 @@ def test_sizes_and_annotations(path: Path) -> None:
         assert few, f"{where} has more than {MAX_PARAMETERS} parameters"
         bare = [argument.arg for argument in named if argument.annotation is None]
         assert not bare, f"{where}: no annotation for {bare}"
+
+
+def test_files_of_tests_are_no_longer() -> None:
+    lines = {
+        path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("tests/*.py")
+    }
+    long = {name: number for name, number in lines.items() if number > MAX_FILE}
+    assert not long, f"more than {MAX_FILE} lines: {long}"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from recbole_dgr2.data.lessons import encode_lessons, lesson_texts, write_lessons
 from recbole_dgr2.data.prompt import PromptBuilder, label, render_prompt
 from recbole_dgr2.data.ranking import parse_ranking
-from recbole_dgr2.data.template import load_template
 from recbole_dgr2.model.backbone import train_tokenizer
-from recbole_dgr2.system.paths import prompt_file
-from tests.chat import ALWAYS_THINKING, NO_SYSTEM, PLAIN_TURNS, SIDS, THINKING, chat_tokenizer
-from tests.reranking import ITEMS, reasoner, task, template
+from tests.chat import ALWAYS_THINKING, NO_SYSTEM, PLAIN_TURNS, THINKING, chat_tokenizer
+from tests.reranking import GR2, ITEMS, NAMED, reasoner, task, template
 
 TASKS = [task(key=3, levels=[[1, 1], [2, 0], [0, 3]]), task(key=9, history=(), candidates=(5,))]
 TEMPLATE = template()
@@ -48,10 +44,9 @@ def test_examples_hold_the_same_text_and_end_with_eos() -> None:
 @pytest.mark.parametrize("written", [THINKING, ALWAYS_THINKING, PLAIN_TURNS, NO_SYSTEM])
 def test_a_lesson_is_a_conversation_as_the_tokenizer_writes_it(written: str) -> None:
     """Prompt, thoughts, answer and end of turn: with one thinking tag, and one end."""
-    gr2, tokenizer = load_template(prompt_file("gr2")), chat_tokenizer(written)
-    items = replace(ITEMS, sids=SIDS)
-    lessons = write_lessons(TASKS, reasoner(), gr2, items)
-    prompts = PromptBuilder(gr2, items, tokenizer, 10_000)
+    tokenizer = chat_tokenizer(written)
+    lessons = write_lessons(TASKS, reasoner(), GR2, NAMED)
+    prompts = PromptBuilder(GR2, NAMED, tokenizer, 10_000)
     think, stop = tokenizer.convert_tokens_to_ids(["<think>", "<|im_end|>"])
     for example, lesson in zip(
         encode_lessons(lessons, prompts, tokenizer, tokenizer.eos_token_id), lessons, strict=True
@@ -66,14 +61,13 @@ def test_a_lesson_is_a_conversation_as_the_tokenizer_writes_it(written: str) -> 
 
 
 def test_the_plain_form_of_a_conversation_is_in_the_corpus() -> None:
-    gr2, items = load_template(prompt_file("gr2")), replace(ITEMS, sids=SIDS)
-    lessons = write_lessons(TASKS, reasoner(), gr2, items)
+    lessons = write_lessons(TASKS, reasoner(), GR2, NAMED)
     tokenizer = chat_tokenizer(None)
-    prompts = PromptBuilder(gr2, items, tokenizer, 10_000)
+    prompts = PromptBuilder(GR2, NAMED, tokenizer, 10_000)
     for example, text in zip(
         encode_lessons(lessons, prompts, tokenizer, tokenizer.eos_token_id),
-        lesson_texts(lessons, gr2, items),
+        lesson_texts(lessons, GR2, NAMED),
         strict=True,
     ):
         assert tokenizer.decode([*example.prompt_ids, *example.response_ids[:-1]]) == text
-        assert text.startswith(gr2.fill("system") + "\nHistory of the user")
+        assert text.startswith(GR2.fill("system") + "\nHistory of the user")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recbole_dgr2.config import Config
-from recbole_dgr2.data.examples import Batch, collate
+from recbole_dgr2.data.examples import collate
 from recbole_dgr2.data.item_text import ItemText
 from recbole_dgr2.data.sid_lessons import encode_sid_lessons, sid_lesson_texts, write_sid_lessons
 from recbole_dgr2.model.backbone import Backbone, EmbeddedSpec, build_embedded, load_backbone, train_tokenizer
@@ -19,11 +19,10 @@ from recbole_dgr2.model.checkpoint import load_stage
 from recbole_dgr2.pipeline import views
 from recbole_dgr2.pipeline.training import sid_tokens
 from recbole_dgr2.trainer import ARTeacher, MidTraining
-from recbole_dgr2.trainer.scoring import Scored
 from tests.test_sid_lessons import sequences
-from tests.test_stage import OPTIONS, TRAIN, Killed, same, weights
 from tests.tiny import tiny_backbone
 from tests.toy_run import run
+from tests.training import OPTIONS, TRAIN, Dying, Killed, same, weights
 
 SPEC = EmbeddedSpec(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=64)
 NAMES = ("lamp", "vase", "rug", "desk", "sofa", "bowl")
@@ -59,16 +58,8 @@ def test_it_learns_next_items_and_texts(tmp_path: Path) -> None:
     assert (info.stage, info.parent, info.block_diffusion) == ("mid_training", None, None)
 
 
-class Mortal(MidTraining):
-    """Dies when it prepares its n-th training batch."""
-
-    lives = 0
-
-    def prepare(self, batch: Batch, generators: Sequence[torch.Generator]) -> Scored:
-        self.lives -= 1
-        if self.lives == 0:
-            raise Killed
-        return super().prepare(batch, generators)
+class Mortal(Dying, MidTraining):
+    """Mid-training, dying."""
 
 
 def test_a_killed_stage_goes_on_bit_for_bit(tmp_path: Path) -> None:

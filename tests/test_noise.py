@@ -43,7 +43,7 @@ def _draw(
     t_min=st.sampled_from([0.01, 0.3, 1.0]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_pair_masks_each_maskable_token_once(
     lengths: list[int], size: int, share: float, answer_share: float, t_min: float, seed: int
 ) -> None:

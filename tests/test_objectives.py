@@ -22,7 +22,7 @@ def test_advantages_by_hand() -> None:
     assert has_signal(rewards).tolist() == [True, False, True]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(-10, 10), min_size=2, max_size=8))
 def test_advantages_have_mean_zero_and_variance_one(values: list[int]) -> None:
     rewards = torch.tensor([values]) / 10

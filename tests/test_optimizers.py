@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from recbole_dgr2.trainer.optimizers import build_optimizers
-from tests.test_stage import OPTIONS, TRAIN, VALID, Killed, Mortal, fitted, same, tiny_backbone, weights
+from tests.tiny import tiny_backbone
+from tests.training import OPTIONS, TRAIN, VALID, Killed, Mortal, fitted, same, weights
 
 MUON = replace(OPTIONS, optimizer="muon")
 

@@ -33,7 +33,7 @@ def random_sequences(lengths: list[int], n_items: int = 30) -> Sequences:
     return sequences(*users, n_items=n_items)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 12), min_size=4, max_size=20),
     mode=st.sampled_from(["last_m", "user_folds"]),

@@ -30,14 +30,6 @@ def test_one_process_does_its_work_and_nothing_else() -> None:
         processes.wait()
 
 
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
-def test_weights_spread_over_processes_are_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
-    with pytest.raises(ValueError, match=f"distributed_type {kind}.*expected MULTI_GPU") as caught:
-        processes.start()
-    assert "\n" not in str(caught.value)
-
-
 def test_a_launcher_that_started_one_process_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -67,7 +67,7 @@ def test_lists_without_a_hit_are_left_out() -> None:
     assert np.array_equal(found.rank_weights, alone.rank_weights)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(0, 5))
 def test_orders_are_permutations_that_promote_the_highest_scores(seed: int, n: int, promoted: int) -> None:
     levels = np.random.default_rng(seed).integers(0, 3, size=(5, n, 2))

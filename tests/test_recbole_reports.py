@@ -153,7 +153,7 @@ def test_1602_and_1697_changed_files_are_read_again(tmp_path: Path) -> None:
     assert run(folder)["n_users"] == 15
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), last_m=st.integers(1, 9))
 def test_1649_no_training_row_holds_a_later_target(lengths: list[int], last_m: int) -> None:
     items = iter(range(1, 1000))

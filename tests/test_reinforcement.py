@@ -18,6 +18,7 @@ from recbole_dgr2.trainer.on_policy import Material
 from recbole_dgr2.trainer.reinforcement import Reinforcement
 from recbole_dgr2.trainer.rollouts import Roller, Sampling
 from tests.rolling import (
+    EAGER,
     LESSONS,
     POLICY,
     PROMPTS,
@@ -25,12 +26,13 @@ from tests.rolling import (
     Invalid,
     Vowels,
     assert_resumes,
+    assert_reward_rises,
     converted,
     decoding,
     make,
     mortal,
 )
-from tests.test_stage import OPTIONS, Killed, same, weights
+from tests.training import OPTIONS, Killed, same, weights
 
 
 def collected(**changes: Any) -> tuple[Reinforcement, Material]:
@@ -174,23 +176,10 @@ def test_iterations_that_only_harm_leave_the_starting_weights(tmp_path: Path) ->
 
 @pytest.mark.parametrize("context", ["causal", "block"])
 def test_reward_rises(context: Any, tmp_path: Path) -> None:
-    options = replace(
-        OPTIONS,
-        epochs=8,
-        train_batch_size=16,
-        eval_step=0,
-        save_step=0,
-        learning_rate=2e-2,
-        warmup_ratio=0.0,
-    )
     own = PolicyOptions(Sampling(4, 8, 1), 0.2, 0.2, max_copies=8)
     player = Roller(*converted(context=context), decoding(max_new_tokens=8))
-    stage = Reinforcement(player, options, {}, Practice(Vowels()), own, parent="conversion")
-    stage.fit(PROMPTS, [], tmp_path / "stage")
-    info = load_stage(tmp_path / "stage")[1]
-    assert info.parent == "conversion"
-    rewards = [record["rollout_reward"] for record in info.data["training"]["history"]]
-    assert rewards[-1] > rewards[0] + 0.1, rewards
+    stage = Reinforcement(player, EAGER, {}, Practice(Vowels()), own, parent="conversion")
+    assert assert_reward_rises(stage, tmp_path / "stage").parent == "conversion"
 
 
 def test_all_invalid_groups_are_dropped_and_no_step_is_taken(

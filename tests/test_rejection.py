@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,15 +26,11 @@ from recbole_dgr2.data.rejection import (
     settings_of,
 )
 from recbole_dgr2.data.tasks import RankingTask
-from recbole_dgr2.data.template import load_template
-from recbole_dgr2.data.trace_reading import GARBLED, TOLD, UNCITED, UNFINISHED, hint, read_trace
+from recbole_dgr2.data.trace_reading import hint
 from recbole_dgr2.data.trace_store import TraceStore
 from recbole_dgr2.data.traces import Trace, write_evidence_trace
 from recbole_dgr2.model.backbone import train_tokenizer
-from recbole_dgr2.system.paths import prompt_file
-from tests.reranking import ITEMS, reasoner, task, template
-
-WITH_SIDS = replace(ITEMS, sids={item: f"<a_{item}><b_2><c_3><d_4>" for item in range(1, 6)})
+from tests.reranking import COMPACT, ITEMS, WITH_SIDS, named_template, reasoner, task, template
 
 
 def options(mode: Mode = "rejection", attempts: int = 4, seed: int = 0) -> SamplingOptions:
@@ -239,7 +234,7 @@ def test_targeted_evidence_needs_one_attempt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["rejection", "targeted"])
 def test_a_lesson_does_not_know_the_target(tmp_path: Path, prompt: str, mode: Mode) -> None:
     """Prompts of lessons are those of the lists, whatever the target is, and no word of the note is kept."""
-    words = template() if prompt == "own" else load_template(prompt_file(prompt))
+    words = named_template(prompt)
     tokenizer = train_tokenizer(["red lamp blue lamp rank:"] * 4, 300, [label(slot) for slot in range(3)])
     builder = PromptBuilder(words, WITH_SIDS, tokenizer, 10_000)
     seen = []
@@ -257,102 +252,15 @@ def test_a_lesson_does_not_know_the_target(tmp_path: Path, prompt: str, mode: Mo
     assert seen[0] == seen[1] == seen[2]
 
 
-# free text
-def read(
-    text: str, n: int = 3, finished: bool = True, prompt: str = "compact", told: bool = False
-) -> tuple[Trace | None, str]:
-    return read_trace(text, n, finished, load_template(prompt_file(prompt)), told)
-
-
-@pytest.mark.parametrize("prompt", ["compact", "gr2", "own"])
-def test_a_trace_in_the_templates_form_is_kept_as_it_is(prompt: str) -> None:
-    words = template() if prompt == "own" else load_template(prompt_file(prompt))
-    given = task(levels=[[1, 1], [2, 0], [0, 3]])
-    trace = write_evidence_trace(given, reasoner(), words, WITH_SIDS)
-    assert read_trace(trace.text, 3, True, words) == (trace, "")
-
-
-FREE = """<think>
-The user likes lamps, so <c2> [blue] fits <|im_end|> best.
-</think>
-```json
-{"explanation": "<c2> goes with <|x|> lamps", "score": 1, "recommendations": ["<c2>", "<c1>", "<c3>"]}
-```
-Hope this helps!"""
-
-
-def test_free_text_gets_the_templates_form() -> None:
-    trace, fault = read(FREE)
-    assert not fault
-    assert trace is not None
-    assert trace.reasoning == "<think>The user likes lamps, so <c2> [ blue] fits < |im_end|> best.\n"
-    assert trace.answer == (
-        '</think>{"explanation":"<c2> goes with < |x|> lamps","recommendations":["<c2>","<c1>","<c3>"]}'
-    )
-    assert json.loads(trace.answer.removeprefix("</think>"))["recommendations"][0] == "<c2>"
-
-
-def answer(*slots: int, explanation: str = "<c1> fits") -> str:
-    return json.dumps({"explanation": explanation, "recommendations": [label(slot) for slot in slots]})
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("no list at all", "unparsed"),
-        ("why <c1>" + answer(0, 1), "omission"),
-        ("why <c1>" + answer(0, 1, 1, 2), "duplicate"),
-        ("why <c1>" + answer(0, 1, 2, 5), "out_of_set"),
-        ("why" + answer(0, 1, 2, explanation="it fits"), UNCITED),
-        ("why <c7>" + answer(0, 1, 2, explanation="it fits"), UNCITED),
-        ("why \ud83d <c1>" + answer(0, 1, 2), GARBLED),
-        ("why" + answer(0, 1, 2, explanation="<c1> \ud83d"), GARBLED),
-        ("why" + answer(0, 1, 2, explanation="<c1> \U0001f600"), ""),
-        ("why <a_1><b_2>" + answer(0, 1, 2, explanation=""), ""),
-        ("why" + answer(0, 1, 2), ""),
-    ],
-)
-def test_what_is_turned_down(text: str, fault: str) -> None:
-    trace, found = read(text)
-    assert found == fault
-    assert (trace is None) == bool(fault)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "the private  note says",
-        "According to the NOTE, the user will take",
-        "the user goes on to choose",
-        "The hint tells me it is",
-        "as hinted,",
-        "I was told of",
-        "the instructions name",
-        "the target is",
-        "the target item is",
-    ],
-)
-def test_a_writer_that_was_told_must_not_say_so(words: str) -> None:
-    for text in (f"{words} <c1>{answer(0, 1, 2)}", answer(0, 1, 2, explanation=f"{words} <c1>")):
-        assert read(text, told=True) == (None, TOLD)
-        assert not read(text)[1], "where nobody was told, words are words"
-    assert not read("why, from <c1> noted targets" + answer(0, 1, 2), told=True)[1]
-
-
 def test_settings_tell_budgets_and_forms_apart() -> None:
     """Stored attempts are those of an equal budget of tokens and an equal form of traces."""
     source, given = Script({}), options()
-    words = load_template(prompt_file("compact"))
-    form = words.trace_form
+    form = COMPACT.trace_form
     whole = settings_of(source, replace(given, max_tokens=64, form=form))
     assert whole != settings_of(source, replace(given, max_tokens=65, form=form))
     for name in ("pattern", "scores", "score", "strong", "cited_fact", "answer"):
-        changed = replace(words, sections={**words.sections, name: Template("other")})
+        changed = replace(COMPACT, sections={**COMPACT.sections, name: Template("other")})
         assert changed.trace_form != form
-    assert replace(words, places=("first",)).trace_form != form
-    assert replace(words, sections={**words.sections, "system": Template("other")}).trace_form == form
+    assert replace(COMPACT, places=("first",)).trace_form != form
+    assert replace(COMPACT, sections={**COMPACT.sections, "system": Template("other")}).trace_form == form
     assert whole != settings_of(source, replace(given, max_tokens=64, form="other"))
-
-
-def test_an_answer_that_was_cut_off_is_turned_down() -> None:
-    assert read(FREE, finished=False) == (None, UNFINISHED)

@@ -106,7 +106,7 @@ def test_colliding_groups_by_hand() -> None:
     assert [group.tolist() for group in colliding_groups(np.array([[1], [2], [1]]))] == [[0, 1, 2]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(arrays(np.float64, (3, 4), elements=st.integers(0, 9).map(float)))
 def test_reassignment_costs_least(distances: np.ndarray) -> None:
     found = distinct_codes(distances, 4)
@@ -132,7 +132,7 @@ def test_only_colliding_prefixes_change() -> None:
     assert Quantized(vectors, books, codes).unique_codes(3).tolist() == [[0, 0], [0, 1], [1, 0], [1, 2]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     arrays(
         np.float32,

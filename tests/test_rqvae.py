@@ -135,7 +135,7 @@ def test_the_same_seed_gives_the_same_and_no_global_state_moves() -> None:
     assert not np.array_equal(one.vectors, other.vectors)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 30), st.integers(1, 3), st.integers(2, 5), st.integers(0, 3))
 def test_codes_are_always_unique(items: int, levels: int, codes: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -14,8 +14,8 @@ from recbole_dgr2.model.forward import recomputed
 from recbole_dgr2.model.noise import NoiseOptions
 from recbole_dgr2.trainer import Conversion, convert
 from recbole_dgr2.trainer.batches import generators
-from tests.test_stage import OPTIONS, TRAIN, fitted, same
 from tests.tiny import ARCHITECTURES, tiny_backbone
+from tests.training import OPTIONS, TRAIN, fitted, same
 
 
 def gradients(architecture: str, recompute: bool = False) -> tuple[dict[str, float], dict[str, torch.Tensor]]:

@@ -20,8 +20,8 @@ from recbole_dgr2.pipeline import views
 from recbole_dgr2.pipeline.preparation import Data, load_data
 from recbole_dgr2.system.cache import Cache
 from recbole_dgr2.utils import item_tokens
+from tests.toy_run import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TOY = (
     "--dataset=toy",
     f"--data_path={ROOT / 'dataset'}",

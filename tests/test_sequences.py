@@ -55,7 +55,7 @@ def test_rows_by_hand() -> None:
     assert train.take(slice(1, 3)).users.tolist() == [1, 3]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 5))
 def test_rows_keep_the_phases_apart(lengths: list[int], last_m: int) -> None:
     sequences = make(*[[i + 1 for i in range(n)] for n in lengths])

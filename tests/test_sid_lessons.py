@@ -61,7 +61,7 @@ def test_targets_of_training_lists_are_left_out() -> None:
     assert len(none) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(0, 4))
 def test_no_lesson_holds_a_validation_test_or_training_list_target(lengths: list[int], last_m: int) -> None:
     """Every interaction is an item of its own, so that an item in a lesson tells which interaction is in it."""

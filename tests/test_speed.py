@@ -10,12 +10,14 @@ import pytest
 
 from recbole_dgr2 import speed
 from recbole_dgr2.data.ranking import Ranking
-from recbole_dgr2.decode import auto
+from recbole_dgr2.decode import costs
 from recbole_dgr2.decode.outside import generate
+from recbole_dgr2.pipeline import bench
 from recbole_dgr2.pipeline.bench import Contender, contender
 from recbole_dgr2.pipeline.work import Lists, Work
 from recbole_dgr2.recommend import open_run
 from recbole_dgr2.report.speed import (
+    auto_cells,
     cost_cells,
     curves_of,
     implied_cells,
@@ -50,6 +52,8 @@ def test_quality_by_hand() -> None:
         ("block factor=1", "block", {"rule": "factor", "rule_value": 1.0}),
         ("speculative 16", "speculative", {"block_size": 16}),
         ("synchronised 0.9", "synchronised", {"tau": 0.9}),
+        ("auto", "auto", {}),
+        ("auto any", "auto", {"exact": False}),
     ],
 )
 def test_a_name_says_how_to_decode(name: str, mode: str, options: dict[str, object]) -> None:
@@ -66,6 +70,40 @@ def test_where_it_does_not_pay() -> None:
     slow = {"decoder": "speculative", "batch": 64, "speedup": 0.5}
     entries = [slow, {**slow, "speedup": 1.5}, {**slow, "decoder": "generate"}]
     assert losses(entries, "batch") == ["- speculative at batch 64: 0.50x"]
+
+
+def test_auto_stands_beside_the_best_it_may_take() -> None:
+    def entry(decoder: str, speedup: float, batch: int = 4, reason: str = "") -> dict[str, object]:
+        return {
+            "decoder": decoder,
+            "batch": batch,
+            "speedup": speedup,
+            "reason": reason,
+            "tokens_per_second": 100.0 * speedup,
+            "first_call": 150.0 if reason else None,
+        }
+
+    fixed = [
+        entry("autoregressive", 1.0),
+        entry("speculative 16", 2.0),
+        entry("block 0.9/16", 2.5),
+        entry("block 0.4", 9.0),  # of another threshold
+        entry("synchronised 0.9", 9.0),  # nothing that auto may take
+    ]
+    autos = [
+        entry("auto", 1.9, reason="speculative 16; ms"),
+        entry("auto any", 3.0, reason="block 0.9/16; ms"),
+    ]
+    other = [
+        entry("autoregressive", 1.0, 1),
+        entry("auto", 1.0, 1, "autoregressive: context 'block' has no exact drafts"),
+    ]
+    assert auto_cells([*fixed, *autos, *other])[1:] == [
+        ["4", "exact", "speculative 16", "speculative 16", "-5.0%", "-21%"],
+        ["4", "any", "block 0.9/16", "block 0.9/16", "+20.0%", "-50%"],
+        ["1", "exact", "autoregressive", "autoregressive", "+0.0%", "+50%"],
+    ]
+    assert len(auto_cells(fixed)) == 1
 
 
 def test_cells_points_and_curves() -> None:
@@ -106,7 +144,8 @@ def test_generate_is_the_same_decoder() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "SECONDS", 0.0)
+    monkeypatch.setattr(costs, "SECONDS", 0.0)
+    monkeypatch.setattr(bench, "SETTLE", 2)
 
 
 SWEEP = [
@@ -130,19 +169,28 @@ def test_command_writes_tables_plots_and_traces(
         "block factor=1",
         "speculative 4",
         "auto",
+        "auto any",
     }
     for name in ("generate", "speculative", "speculative 4", "auto"):
         assert modes[name]["equal_to_ar"] == 1.0
     assert modes["autoregressive"]["speedup"] == 1.0
     assert "recall@1" in modes["speculative"]["metrics"]
-    assert {entry["batch"] for entry in result["tables"]["batch"]} == {1, 2}
+    assert modes["auto"]["first_call"] > 0 and modes["block 0.5"]["first_call"] is None
+    for batch in (1, 2):  # everything that auto may take is there to compare with
+        names = {entry["decoder"] for entry in result["tables"]["batch"] if entry["batch"] == batch}
+        assert names >= {"block 0.9", "block 0.9/4", "speculative", "speculative 4", "auto", "auto any"}
     quality = {entry["decoder"]: entry for entry in result["quality"]}
     assert quality["speculative"]["equal_to_ar"] == 1.0 and quality["speculative"]["users"] == 5
     assert quality["speculative"]["difference"]["recall@1"]["mean"] == 0.0
     assert [one["input"] for one in result["inputs"]] == [16, 32]
     page = (tmp_path / "out" / "speed.md").read_text()
     assert page in capsys.readouterr().out
-    assert "## Batch 1" in page and "## Cost of a pass" in page and result["command"] in page
+    assert (
+        "## Batch 1" in page
+        and "## Cost of a pass" in page
+        and "against best" in page
+        and result["command"] in page
+    )
     for name in ("speed_frontier.png", "speed_batch.png", "speed_output.png", "speed_trace.html"):
         assert (tmp_path / "out" / name).stat().st_size > 1000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import StageInfo
 from recbole_dgr2.pipeline import stages
 from recbole_dgr2.pipeline.stage_order import PARENTS, ancestor_teacher, start_folder, teacher_folder
-from tests.toy_run import Finished
-
-Build = Callable[..., Config]
+from tests.toy_run import Build, Finished
 
 
 def config_of(build: Build, names: list[str], folders: list[str], **keys: Any) -> tuple[Config, Path]:

@@ -26,7 +26,7 @@ def test_answers_are_those_of_rows_on_their_own(context: Context, batch: int) ->
     assert got.completions[0].trace.steps == wanted.completions[0].trace.steps
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     limit=st.integers(1, 30),

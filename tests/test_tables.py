@@ -19,7 +19,7 @@ from recbole_dgr2.report.throughput import Throughput
 SCHEMA = {
     "dataset", "retriever", "n_candidates", "n_users", "n_hits", "seed", "versions", "phases", "rows",
 }  # fmt: skip
-ROW = ["name", "all", "hits", "ci95", "valid_rate", "failures", "decode", "faithfulness"]
+ROW = ["name", "all", "hits", "ci95", "valid_rate", "failures", "decode", "copied", "faithfulness"]
 DECODE = [
     "mode", "tau", "block_size", "batch_size", "tokens", "seconds", "tokens_per_second",
     "tokens_per_forward", "speedup_vs_ar",
@@ -56,7 +56,7 @@ def rows(n: int = 10) -> list[tables.Row]:
     block = tables.Decode("block", 1, speed(5200, 1000, 4.0, 3.1), tau=0.9, block_size=32)
     ar = tables.Decode("autoregressive", 1, speed(5200, 5200, 12.4, 1.0))
     return [
-        tables.Row("conversion", everyone, hits, ci95, Validity(200, 196, counts), block),
+        tables.Row("conversion", everyone, hits, ci95, Validity(200, 196, counts), block, copied=0.25),
         tables.Row("my_own", everyone),
         tables.Row("retriever", everyone, hits, ci95),
         tables.Row("ar_teacher", everyone, hits, ci95, Validity(200, 200, dict.fromkeys(counts, 0)), ar),
@@ -175,6 +175,7 @@ def test_markdown_by_eye(report: dict[str, Any]) -> None:
         "1",
         "0",
         "3",
+        "0.2500",
         "block",
         "0.9",
         "32",
@@ -186,7 +187,7 @@ def test_markdown_by_eye(report: dict[str, Any]) -> None:
         "3.10x",
     ]
     teacher = next(row for row in cells if row[0] == "ar_teacher" and row[1] == "1.0000")
-    assert teacher[7:10] == ["autoregressive", "-", "-"]
+    assert teacher[8:11] == ["autoregressive", "-", "-"]
     assert "Seconds: retriever 3.2" in text and "Versions: recbole 1.2.1, torch 2.13" in text
     assert all(line == line.rstrip() for line in lines)
 

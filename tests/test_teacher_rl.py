@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recbole_dgr2.data.ranking import reward
-from recbole_dgr2.model.checkpoint import load_stage
 from recbole_dgr2.trainer.batches import generators
 from recbole_dgr2.trainer.graded import PolicyOptions, Practice, Replayed
 from recbole_dgr2.trainer.rollouts import Sampling
 from recbole_dgr2.trainer.teacher_rl import TeacherRL
-from tests.rolling import POLICY, PROMPTS, Vowels, assert_resumes, make, roller
-from tests.test_stage import OPTIONS
+from tests.rolling import EAGER, POLICY, PROMPTS, Vowels, assert_resumes, assert_reward_rises, make, roller
 
 
 def test_every_token_is_scored_in_the_clean_stream() -> None:
@@ -40,22 +37,10 @@ def test_killed_and_resumed_is_the_unbroken_run(
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    options = replace(
-        OPTIONS,
-        epochs=8,
-        train_batch_size=16,
-        eval_step=0,
-        save_step=0,
-        learning_rate=2e-2,
-        warmup_ratio=0.0,
-    )
     own = PolicyOptions(Sampling(4, 8, 1), 0.2, 0.28)
-    stage = TeacherRL(roller("autoregressive", max_new_tokens=8), options, {}, Practice(Vowels()), own)
-    stage.fit(PROMPTS, [], tmp_path / "ar_teacher_rl")
-    info = load_stage(tmp_path / "ar_teacher_rl")[1]
+    stage = TeacherRL(roller("autoregressive", max_new_tokens=8), EAGER, {}, Practice(Vowels()), own)
+    info = assert_reward_rises(stage, tmp_path / "ar_teacher_rl")
     assert (info.stage, info.parent, info.block_diffusion) == ("ar_teacher_rl", "ar_teacher", None)
-    rewards = [record["rollout_reward"] for record in info.data["training"]["history"]]
-    assert rewards[-1] > rewards[0] + 0.1, rewards
 
 
 def test_copying_the_input_order_pays_only_without_the_condition() -> None:

@@ -21,9 +21,9 @@ from recbole_dgr2.data.trace_store import TraceStore
 from recbole_dgr2.pipeline.trace_sources import Server, ServerSource, Showing
 from tests.fake_server import KEY, Reply, completion, serving
 from tests.reranking import ITEMS, template
-from tests.test_trace_sources import jobs, sampling
 from tests.tiny import tiny_backbone
 from tests.toy_run import run
+from tests.trace_jobs import jobs, sampling
 
 
 # a whole run

@@ -80,7 +80,7 @@ def test_other_lists_prompts_and_settings_are_other_attempts(tmp_path: Path, cha
     assert store.find(3, "abc", SETTINGS) == ([KEPT, other] if change == {"attempt": 1} else [KEPT])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 400))
 def test_a_run_killed_in_mid_line_goes_on_as_if_whole(
     tmp_path_factory: pytest.TempPathFactory, cut: int

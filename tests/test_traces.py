@@ -14,13 +14,8 @@ from recbole_dgr2.data.evidence import FACTS
 from recbole_dgr2.data.item_text import ItemText
 from recbole_dgr2.data.prompt import label, render_prompt, slot_of_label
 from recbole_dgr2.data.ranking import parse_ranking
-from recbole_dgr2.data.template import load_template
 from recbole_dgr2.data.traces import CITED, write_evidence_trace
-from recbole_dgr2.system.paths import prompt_file
-from tests.chat import SIDS
-from tests.reranking import ITEMS, reasoner, task, template
-
-NAMED = replace(ITEMS, sids=SIDS)
+from tests.reranking import GR2, ITEMS, NAMED, named_template, reasoner, task, template
 
 
 def test_a_trace_by_hand() -> None:
@@ -38,7 +33,7 @@ def test_a_trace_by_hand() -> None:
     assert found.text == found.reasoning + found.answer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(0, 4))
 def test_answers_parse_back_and_facts_are_true(seed: int, n: int, n_facts: int) -> None:
     rng = np.random.default_rng(seed)
@@ -66,7 +61,7 @@ def test_answers_parse_back_and_facts_are_true(seed: int, n: int, n_facts: int) 
 
 @pytest.mark.parametrize("name", ["compact", "gr2"])
 def test_shipped_traces_parse(name: str) -> None:
-    shipped = load_template(prompt_file(name))
+    shipped = named_template(name)
     for n in (1, 2, 3, 10):
         given_task = task(candidates=(1,) * n, levels=[[slot % 4, 0] for slot in range(n)])
         model = reasoner(n)
@@ -78,7 +73,7 @@ def test_shipped_traces_parse(name: str) -> None:
 def test_the_gr2_trace_word_for_word() -> None:
     """Points 3 * match + 2 * popular + next: 5, 6 and 12; candidate 2 shares no category and goes with nothing."""
     given_task = task(history=(4, 1, 2), candidates=(3, 5, 1), levels=[[1, 0, 2], [0, 3, 0], [2, 2, 2]])
-    found = write_evidence_trace(given_task, reasoner(3, 3), load_template(prompt_file("gr2")), NAMED)
+    found = write_evidence_trace(given_task, reasoner(3, 3), GR2, NAMED)
     assert found.reasoning == (
         "<think>\n"
         "Pattern: the user mostly chooses light, home.\n"
@@ -96,14 +91,14 @@ def test_the_gr2_trace_word_for_word() -> None:
 
 def test_no_candidate_fits_or_complements() -> None:
     given_task = task(history=(4,), candidates=(1, 2), levels=[[1, 1], [2, 0]])
-    found = write_evidence_trace(given_task, reasoner(2), load_template(prompt_file("gr2")), NAMED)
+    found = write_evidence_trace(given_task, reasoner(2), GR2, NAMED)
     assert "Category: none are of these categories. Complement: none go with" in found.reasoning
 
 
-@pytest.mark.parametrize("name", [None, "compact", "gr2"])
-def test_a_trace_depends_on_what_the_prompt_shows_alone(name: str | None) -> None:
+@pytest.mark.parametrize("name", ["own", "compact", "gr2"])
+def test_a_trace_depends_on_what_the_prompt_shows_alone(name: str) -> None:
     """Two lists with one prompt, of different items and keys, have one trace."""
-    words = load_template(prompt_file(name)) if name else template()
+    words = named_template(name)
     twins = ItemText(
         titles=("", "a", "b", "c", "a", "b", "c"),
         categories=((), ("x",), ("y",), ("z",), ("x",), ("y",), ("z",)),

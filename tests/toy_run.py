@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from recbole_dgr2 import quick_start
+from recbole_dgr2.config import Config
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.pipeline import training
 from recbole_dgr2.pipeline.sources import RetrieverSource
@@ -17,6 +18,8 @@ from recbole_dgr2.pipeline.training import Setting
 from recbole_dgr2.quick_start import run_recbole_dgr2
 
 ROOT = Path(__file__).resolve().parent.parent
+Build = Callable[..., Config]
+"""What the fixture `toy_config` gives."""
 TINY = {
     "data_path": str(ROOT / "dataset"),
     "show_progress": False,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.files import read_json_object
 
 PADDING = -1
 """Code of RecBole's padding item, which has no semantic ID."""
@@ -187,13 +188,7 @@ def read_index(path: Path, item_tokens: Sequence[str]) -> SemanticIds:
 def _read_object(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"semantic IDs: no file {path}; expected an index file, {_EXAMPLE}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); expected {_EXAMPLE}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: a JSON {type(content).__name__}; expected {_EXAMPLE}")
-    return content
+    return read_json_object(path, f"expected {_EXAMPLE}")
 
 
 def _tokens(path: Path, name: str, value: Any) -> list[str]:

@@ -1,110 +1,179 @@
-"""Mode "auto": the quickest way to the autoregressive output on this machine, for this model and batch.
+"""Mode "auto": the quickest of the ways that may be taken, on this machine, for this model and batch.
 
-The time of a forward is measured once for each (model shape, machine settings, batch) as a function of its query
-tokens; what a draft is worth is read off the first few requests, which are decoded with drafts of several lengths.
-Their answers are kept, since every way that is tried gives the same ones.
+Three steps, each sharper than the one before and done on fewer ways. All answers are kept.
+1. Tries: each way decodes a few requests, which tells its tokens a pass.
+2. The time of a forward is measured once for each (model shape, machine settings, batch) as a function of its query
+   tokens. With the tries it says what each way should take, give or take a half on a busy machine.
+3. A race of the ways that could be the quickest by that: they decode shares of the waiting requests in turn and are
+   timed; after each turn the slower ones leave. Ways that race are close, so that a long race loses little.
+What was found out is kept for the life of the model: a later call goes on where the last one ended, and once the race
+is over it costs nothing.
 """
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from recbole_dgr2.decode.cache import SlotCache
+from recbole_dgr2.decode.costs import PassCosts
 from recbole_dgr2.decode.types import DecodeOptions, DecodeResult, Request
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
-from recbole_dgr2.model.forward import forward_cached
 
-QUERIES = (1, 8, 16, 32)
-PROBES = 2  # requests decoded with each draft length
-LEAST_DRAFT = 4  # a shorter draft length is not tried
-SECONDS = 1.0  # time given to the measurement of one batch size
-ROUNDS = (2, 20)  # least and most turns, in each of which every number of query tokens has its burst
-BURST = 4  # passes of one kind in a row, the first of them untimed: it finds the processor's caches full of another's
-
-MARGIN = 1.1  # what drafts must gain over autoregressive decoding to be chosen: few requests tell little
+TRIES = 4  # requests of the first step, for each way
+LEAST_LENGTH = 4  # a shorter half of the block length is not tried
+LEAST_SHARE = 16  # requests of a share at small batches
+# before turn k of a race, ways above CLOSE[k] times the least time leave; a single share may be a hiccup of the machine
+CLOSE = (2.0, 1.4, 1.25, 1.1, 1.0)
 
 Decoder = Callable[[Sequence[Request], DecodeOptions], DecodeResult]
-_MEASURED: dict[tuple[object, ...], PassCosts] = {}
-_TRIED: WeakKeyDictionary[torch.nn.Module, dict[tuple[int, float], Drafts]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[torch.nn.Module, Known] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class PassCosts:
-    """Seconds of one shared forward of `batch` rows; queries, seconds: at so many query tokens a row, rising."""
+class Gain:
+    """What a way gave on a few requests, on any machine.
 
-    batch: int
-    queries: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    def of(self, queries: float) -> float:
-        """Seconds at any number of query tokens, linear between and beyond the measured ones."""
-        x, y = self.queries, self.seconds
-        if queries <= x[-1]:
-            return float(np.interp(queries, x, y))
-        slope = max((y[-1] - y[-2]) / (x[-1] - x[-2]), 0.0)
-        return y[-1] + slope * (queries - x[-1])
-
-    @property
-    def token_cost(self) -> float:
-        """What one more query token adds, as a share of a pass's fixed cost (least-squares line), at least 0.001."""
-        slope, fixed = np.polyfit(self.queries, self.seconds, 1)
-        return float(min(max(slope / max(fixed, 1e-9), 1e-3), 1.0))
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """What drafts of one length gave on a few requests.
-
-    tokens_per_pass; queries: query tokens of each pass of a row; answer: mean tokens of an answer.
+    tokens_per_pass; queries: number of passes by the query tokens of a row; answer: mean tokens of an answer.
     """
 
-    length: int
     tokens_per_pass: float
-    queries: tuple[int, ...]
+    queries: Mapping[int, int]
     answer: float
 
     def shared_queries(self, batch: int) -> float:
         """Expected query tokens of a forward that `batch` rows share: the largest of so many rows."""
-        ordered = np.sort(np.asarray(self.queries, dtype=float))
-        ends = np.arange(len(ordered) + 1) / len(ordered)
-        return float(ordered @ np.diff(ends**batch))
+        values = sorted(self.queries)
+        ends = np.cumsum([0, *(self.queries[value] for value in values)]) / sum(self.queries.values())
+        return float(np.asarray(values) @ np.diff(ends**batch))
+
+
+AUTOREGRESSIVE = Gain(1.0, {1: 1}, 0.0)  # known without a try
+
+
+class Share(NamedTuple):
+    """Requests that a way decoded in a turn of the race: seconds without prefill, passes of all rows, tokens."""
+
+    seconds: float
+    passes: int
+    tokens: int
+
+
+@dataclass
+class Known:
+    """What was found out about ways (options of a fixed mode, see `_key`) with one model so far.
+
+    shares: of each race; ways that are compared are timed next to one another, so what another race timed is not used.
+    """
+
+    gains: dict[DecodeOptions, Gain] = field(default_factory=dict)
+    shares: dict[tuple[bool, DecodeOptions], list[Share]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Decision:
-    """Mode, draft length (None: autoregressive), and why, in one sentence."""
+class Runner:
+    """A way in a race; expected: seconds a token of the whole batch, by the cost of its passes."""
 
-    mode: str
-    block_size: int | None
-    reason: str
+    way: DecodeOptions
+    expected: float
+    shares: Sequence[Share] = ()
+
+    def passes_a_token(self, turns: int) -> float:
+        """Over all requests of the first turns, for it depends on the requests alone."""
+        shares = self.shares[:turns]
+        return sum(share.passes for share in shares) / sum(share.tokens for share in shares)
 
 
-def decide(costs: PassCosts, drafts: Sequence[Drafts]) -> Decision:
-    """The way with the least expected time a token; autoregressive decoding unless drafts gain MARGIN."""
-    alone = costs.of(1)
-    times = [costs.of(one.shared_queries(costs.batch)) / one.tokens_per_pass for one in drafts]
-    measured = ", ".join(f"c({q}) {1e3 * costs.of(q):.2f}" for q in costs.queries)
-    given = f"batch {costs.batch}, ms a pass: {measured}"
-    if not drafts or MARGIN * min(times) > alone:
-        best = f"drafts give {1e3 * min(times):.2f}" if drafts else "drafts were not tried"
-        return Decision(
-            "autoregressive", None, f"autoregressive: {1e3 * alone:.2f} ms a token, {best} ({given})"
-        )
-    index = int(np.argmin(times))
-    chosen = drafts[index]
-    reason = (
-        f"speculative, drafts of {chosen.length}: {1e3 * times[index]:.2f} ms a token against {1e3 * alone:.2f} "
-        f"autoregressive ({given}; {chosen.tokens_per_pass:.1f} tokens a pass)"
-    )
-    return Decision("speculative", chosen.length, reason)
+@dataclass(frozen=True)
+class Standing:
+    """Where a race is.
+
+    best: the quickest so far. next: the one whose turn it is, None once the race is over. judged: seconds a token of
+    each way, and the turns it was judged by, when it left or was judged last; 0 turns: as expected.
+    """
+
+    best: Runner
+    next: Runner | None
+    judged: Mapping[DecodeOptions, tuple[float, int]]
+
+
+def standing(runners: Sequence[Runner]) -> Standing:
+    """Replay a race from its shares: who left before which turn, and who is next."""
+    left = list(runners)
+    judged: dict[DecodeOptions, tuple[float, int]] = {}
+    for turn, close in enumerate(CLOSE):
+        times = _seconds_a_token(left, turn)
+        judged |= {one.way: (seconds, turn) for one, seconds in zip(left, times, strict=True)}
+        best = left[int(np.argmin(times))]
+        left = [one for one, seconds in zip(left, times, strict=True) if seconds <= close * min(times)]
+        waiting = [one for one in left if len(one.shares) <= turn]
+        if len(left) == 1 or turn + 1 == len(CLOSE):
+            break
+        if waiting:
+            return Standing(best, waiting[0], judged)
+    return Standing(best, None, judged)
+
+
+def _seconds_a_token(runners: Sequence[Runner], turns: int) -> list[float]:
+    """By the first `turns` shares of each; as expected before the first.
+
+    Machines drift, so the pace of a pass is taken relative to the others in the same turn, and the median over turns.
+    """
+    if not turns:
+        return [one.expected for one in runners]
+    paces = np.array([[s.seconds / s.passes for s in one.shares[:turns]] for one in runners])
+    mean = paces.mean(axis=0)
+    relative = np.median(paces / mean, axis=1) * np.median(mean)
+    return [float(pace) * one.passes_a_token(turns) for pace, one in zip(relative, runners, strict=True)]
+
+
+def ways_of(options: DecodeOptions, spec: BlockDiffusionSpec | None) -> list[DecodeOptions]:
+    """Options of every way that "auto" may take, autoregressive decoding first."""
+    plain = replace(options, mode="autoregressive", block_size=None, exact=True)
+    if spec is None:
+        return [plain]
+    longest = options.block_size or spec.block_size
+    lengths = [
+        longest,
+        *(length for length in (longest // 2, longest // 4) if length >= LEAST_LENGTH),
+    ]
+    drafts = [replace(plain, mode="speculative", block_size=length) for length in lengths]
+    blocks = [replace(plain, mode="block", block_size=length) for length in lengths]
+    return [plain, *(drafts if spec.context == "causal" else []), *([] if options.exact else blocks)]
+
+
+def name_of(way: DecodeOptions) -> str:
+    """Such as "autoregressive", "speculative 16", "block 0.9/16", "block factor=1/16"."""
+    if way.mode == "autoregressive":
+        return way.mode
+    rule = f"{way.tau:g}" if way.rule_value is None else f"{way.rule}={way.rule_value:g}"
+    return f"speculative {way.block_size}" if way.mode == "speculative" else f"block {rule}/{way.block_size}"
+
+
+@dataclass
+class _Line:
+    """Requests of one call, in line, and the results of those that were taken from it."""
+
+    run: Decoder
+    requests: Sequence[Request]
+    parts: list[DecodeResult] = field(default_factory=list)
+    at: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.requests) - self.at
+
+    def take(self, count: int, way: DecodeOptions) -> DecodeResult:
+        part = self.run(self.requests[self.at : self.at + count], way)
+        self.at += len(part.completions)
+        self.parts.append(part)
+        return part
 
 
 def decode_auto(
@@ -113,107 +182,92 @@ def decode_auto(
     requests: Sequence[Request],
     options: DecodeOptions,
     spec: BlockDiffusionSpec | None,
-    known: dict[tuple[int, float], Drafts],
+    known: Known,
 ) -> DecodeResult:
-    """Measure, try, decide, and decode the rest.
+    """Try, measure, race, and decode the rest in the quickest way.
 
-    run: decodes requests in a fixed mode. measure: gives the pass costs for answers of so many tokens. known: what
-    drafts of a length gave at a temperature with this model, so that later calls try nothing; it is added to. The time
-    of the measurement counts as decoding time (it is taken once a process); so does that of the tries, whose answers
-    are kept.
+    run: decodes requests in a fixed mode. measure: gives the pass costs for answers of so many tokens. known: of this
+    model; it is added to. The time of the measurement counts as decoding time (it is taken once a process).
     """
     if not requests:
         return DecodeResult((), 0.0, 0.0)
-    plain = replace(options, mode="autoregressive", block_size=None)
-    if spec is None or spec.context != "causal":
+    plain, *others = ways_of(options, spec)
+    if not others:
         why = "the model is not converted" if spec is None else "context 'block' has no exact drafts"
         return replace(run(requests, plain), reason=f"autoregressive: {why}")
-    tried = replace(options, mode="speculative")
-    lengths = _lengths(options.block_size or spec.block_size)
-    parts, at = [], 0
-    for length in lengths:
-        enough = len(requests) - at >= 2 * PROBES  # at most about half of the requests are spent on tries
-        if (length, options.temperature) not in known and enough:
-            parts.append(run(requests[at : at + PROBES], replace(tried, block_size=length)))
-            at += PROBES
-            known[length, options.temperature] = _drafts(length, parts[-1])
-    found = [
-        known[length, options.temperature] for length in lengths if (length, options.temperature) in known
-    ]
-    begin = time.perf_counter()
-    costs = measure(statistics.fmean(drafts.answer for drafts in found) if found else options.max_new_tokens)
-    spent = time.perf_counter() - begin
-    tried = replace(tried, token_cost=costs.token_cost)
-    decision = decide(costs, [drafts for drafts in found if drafts.tokens_per_pass > 0])
-    chosen = plain if decision.block_size is None else replace(tried, block_size=decision.block_size)
-    parts.append(run(requests[at:], chosen))
+    line, spent = _Line(run, requests), 0.0
+    tried = _try(line, others, known)
+    reason = f"{', '.join(map(name_of, tried))}: first tries, which left no request to decide for"
+    if line.left:
+        begin = time.perf_counter()
+        gains = {way: known.gains[_key(way, 1)] for way in others if _key(way, 1) in known.gains}
+        answers = [gain.answer for gain in gains.values()] or [options.max_new_tokens]
+        costs = measure(statistics.fmean(answers))
+        spent = time.perf_counter() - begin
+        reason = _race(line, {plain: AUTOREGRESSIVE, **gains}, costs, known, options.exact)
     return DecodeResult(
-        tuple(completion for part in parts for completion in part.completions),
-        sum(part.prefill_seconds for part in parts),
-        sum(part.decode_seconds for part in parts) + spent,
-        decision.reason,
+        tuple(completion for part in line.parts for completion in part.completions),
+        sum(part.prefill_seconds for part in line.parts),
+        sum(part.decode_seconds for part in line.parts) + spent,
+        reason,
     )
 
 
-def _lengths(longest: int) -> list[int]:
-    """Draft lengths to try: the longest and halves of it."""
-    return [length for length in (longest, longest // 2, longest // 4) if length >= LEAST_DRAFT]
+def _try(line: _Line, ways: Sequence[DecodeOptions], known: Known) -> list[DecodeOptions]:
+    """Decode a few requests in every way not known yet, as long as there are requests; the ways tried."""
+    tried = [way for way in ways if _key(way, 1) not in known.gains][: -(-line.left // TRIES)]
+    for way in tried:
+        result = line.take(TRIES, way)
+        if result.passes:  # else each answer was one token, which says nothing
+            answer = result.tokens / len(result.completions)
+            known.gains[_key(way, 1)] = Gain(result.tokens_per_forward, result.queries, answer)
+    return tried
 
 
-def known_drafts(model: torch.nn.Module) -> dict[tuple[int, float], Drafts]:
-    """What drafts of this model have given so far, by length and temperature; for the life of the model."""
-    return _TRIED.setdefault(model, {})
-
-
-def _drafts(length: int, result: DecodeResult) -> Drafts:
-    speculations = [c.speculation for c in result.completions if c.speculation is not None]
-    queries = tuple(q for one in speculations for q in one.queries)
-    return Drafts(length, result.tokens_per_forward, queries, result.tokens / len(result.completions))
-
-
-def measure_pass_costs(model: torch.nn.Module, batch: int, context: int) -> PassCosts:
-    """Median seconds of a forward of `batch` rows after `context` tokens, at each of QUERIES; about SECONDS in all.
-
-    Kept for the life of the process, by model shape, device, type, threads and batch.
-    """
-    weight = model.get_input_embeddings().weight  # type: ignore[operator]
-    size = sum(parameter.numel() for parameter in model.parameters())
-    shape = (type(model).__name__, size, *weight.shape, weight.dtype, weight.device)
-    machine = (platform.node(), torch.get_num_threads(), torch.get_num_interop_threads())
-    bucket = 1 << max(context - 1, 1).bit_length()
-    key = (*shape, *machine, batch, bucket)
-    if key not in _MEASURED:
-        _MEASURED[key] = _measure(model, batch, context)
-    return _MEASURED[key]
-
-
-@torch.inference_mode()
-def _measure(model: torch.nn.Module, batch: int, context: int) -> PassCosts:
-    device = next(model.parameters()).device
-    cache = SlotCache(batch, context + max(QUERIES), device)
-    offsets = np.full(batch, context)
-    times: dict[int, list[float]] = {q: [] for q in QUERIES}
-    begin = time.perf_counter()
-    for turn in range(ROUNDS[1] + 1):
-        for q in QUERIES:
-            burst = [_time_pass(model, cache, offsets, q) for _ in range(BURST)]
-            if turn:  # the first turn warms up
-                times[q] += burst[1:]
-        if turn >= ROUNDS[0] and time.perf_counter() - begin > SECONDS:
+def _race(
+    line: _Line, gains: Mapping[DecodeOptions, Gain], costs: PassCosts, known: Known, exact: bool
+) -> str:
+    """Decode all that is left, share by share while the race goes on; why the last of it was decoded as it was."""
+    batch = costs.batch
+    share = min(max(2 * batch, LEAST_SHARE), len(line.requests))
+    runners = [
+        Runner(
+            replace(way, token_cost=costs.token_cost),
+            costs.of(gain.shared_queries(batch)) / batch / gain.tokens_per_pass,
+            known.shares.setdefault((exact, _key(way, batch)), []),
+        )
+        for way, gain in gains.items()
+    ]
+    now = standing(runners)
+    while now.next is not None and line.left >= share:
+        result = line.take(share, now.next.way)
+        if not result.passes:  # each answer was one token: no way is quicker than another
             break
-    medians = [statistics.median(times[q]) for q in QUERIES]
-    return PassCosts(batch, QUERIES, tuple(np.maximum.accumulate(medians).tolist()))
+        shares = known.shares[exact, _key(now.next.way, batch)]
+        shares.append(Share(result.decode_seconds, result.passes, result.tokens))
+        now = standing(runners)
+    if line.left:
+        line.take(line.left, now.best.way)
+    timed = sum(len(one.shares) for one in runners)
+    state = "" if now.next is None else f"; the race goes on after {timed} shares"
+    return _reason(now, costs) + state
 
 
-def _time_pass(model: torch.nn.Module, cache: SlotCache, offsets: np.ndarray, q: int) -> float:
-    batch, device = len(offsets), cache.device
-    begin = time.perf_counter()
-    end = cache.write_rows(offsets, q)
-    positions = torch.arange(end - q, end, device=device)
-    allowed = (torch.arange(end, device=device) <= positions[:, None]).expand(batch, q, end)
-    rows = torch.arange(batch, device=device).repeat_interleave(q)
-    cols = torch.arange(q, device=device).repeat(batch)
-    ids = torch.ones(batch, q, dtype=torch.long, device=device)
-    logits = forward_cached(model, ids, positions.expand(batch, q), allowed, cache, rows, cols)
-    logits.log_softmax(dim=-1).max(dim=-1).indices.cpu()  # as a policy does; waits for the device
-    return time.perf_counter() - begin
+def _reason(now: Standing, costs: PassCosts) -> str:
+    ordered = sorted(now.judged.items(), key=lambda item: (item[0] != now.best.way, -item[1][1], item[1][0]))
+    times = ", ".join(
+        f"{name_of(way)} {1e3 * seconds:.3f} ({f'timed {turns}x' if turns else 'expected'})"
+        for way, (seconds, turns) in ordered
+    )
+    passes = ", ".join(f"c({q}) {1e3 * costs.of(q):.2f}" for q in costs.queries)
+    return f"{name_of(now.best.way)}; ms a token at batch {costs.batch}: {times}; ms a pass: {passes}"
+
+
+def _key(way: DecodeOptions, batch: int) -> DecodeOptions:
+    """A way without what does not tell it from another one."""
+    return replace(way, batch_size=batch, seed=0, token_cost=1.0)
+
+
+def known_of(model: torch.nn.Module) -> Known:
+    """What was found out about this model so far; for the life of the model."""
+    return _KNOWN.setdefault(model, Known())

@@ -16,8 +16,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from recbole_dgr2.decode.auto import PassCosts, decode_auto, known_drafts, measure_pass_costs
+from recbole_dgr2.decode.auto import decode_auto, known_of
 from recbole_dgr2.decode.cache import SlotCache
+from recbole_dgr2.decode.costs import PassCosts, measure_pass_costs
 from recbole_dgr2.decode.modes import check_requests, policy_of
 from recbole_dgr2.decode.policy import Policy
 from recbole_dgr2.decode.types import Completion, DecodeOptions, DecodeResult, Request
@@ -51,7 +52,7 @@ def decode(
     if options.mode == "auto":
         part = _Part(model, eos_id, spec, progress)
         costs = partial(_measure, model, requests, options)
-        return decode_auto(part, costs, requests, options, spec, known_drafts(model))
+        return decode_auto(part, costs, requests, options, spec, known_of(model))
     return run_policy(model, requests, options, policy_of(options, eos_id, spec), progress)
 
 

@@ -6,6 +6,7 @@ Nothing here knows of RecBole, of transformers or of text: a request is token id
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -27,8 +28,7 @@ class DecodeOptions:
     """How to decode. Every field is checked when the object is made (ValueError, one line).
 
     mode: "autoregressive" commits one token a pass; "block" commits whole parts of a block a pass; "speculative" gives
-        the autoregressive output in fewer passes; "auto" measures this machine and takes the quickest of the modes
-        that give the autoregressive output.
+        the autoregressive output in fewer passes; "auto" measures this machine and takes the quickest (`decode.auto`).
     max_new_tokens: most tokens a completion may have, the end-of-sequence token included.
     batch_size: rows that share a forward pass.
     tau: confidence threshold in (0, 1]: in mode "block" a masked slot is committed when its top probability reaches it,
@@ -43,6 +43,8 @@ class DecodeOptions:
         small. "auto" measures it.
     label_ids: tokens of the candidate labels. Given (mode "block" only), the labels of the ranked list at the end of
         an answer are assigned so that none occurs twice (`decode.assignment`); the trace keeps the raw tokens.
+    exact: of mode "auto": only ways that give the autoregressive output are considered; False (mode "auto" only) also
+        considers block decoding by `tau` or `rule`, whose answers may differ, from one call to the next too.
     """
 
     mode: Mode
@@ -56,6 +58,7 @@ class DecodeOptions:
     rule_value: float | None = None
     token_cost: float = 0.02
     label_ids: tuple[int, ...] = ()
+    exact: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -76,6 +79,10 @@ class DecodeOptions:
             raise ValueError(f"label_ids need mode 'block', got mode {self.mode!r}")
         if len(set(self.label_ids)) != len(self.label_ids):
             raise ValueError(f"label_ids must be different tokens, got {self.label_ids!r}")
+        if not isinstance(self.exact, bool):
+            raise ValueError(f"exact must be True or False, got {self.exact!r}")
+        if not self.exact and self.mode != "auto":
+            raise ValueError(f"exact={self.exact!r} needs mode 'auto', got mode {self.mode!r}")
 
     def _check_rule(self) -> None:
         if self.rule not in RULES:
@@ -181,6 +188,17 @@ class DecodeResult:
     def tokens_per_forward(self) -> float:
         """Tokens per pass of a row; 0 when no row needed a pass."""
         return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def queries(self) -> dict[int, int]:
+        """Number of passes by the tokens that a row fed into them; empty where the traces do not say."""
+        counts: Counter[int] = Counter()
+        for completion in self.completions:
+            if completion.speculation is not None:
+                counts.update(completion.speculation.queries)
+            elif completion.trace.passes:
+                counts[completion.trace.block_size] += completion.passes
+        return dict(counts)
 
     @property
     def tokens_per_second(self) -> float:

@@ -26,6 +26,7 @@ from recbole_dgr2.model.adapters import (
 from recbole_dgr2.model.backbone import Backbone, check_mask_id, grow_rows, read_pretrained
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.support import require_folder
+from recbole_dgr2.system.files import read_json_object
 
 INFO_FILE = "dgr2.json"
 FORMAT = 1
@@ -150,10 +151,8 @@ def read_info(folder: Path) -> StageInfo:
         raise ValueError(
             f"{path} is missing: not the folder of a finished stage; give one, or run the stage again"
         )
+    values = read_json_object(path, "run the stage again")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("not a JSON object")
         return StageInfo.from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read ({error}); run the stage again") from error

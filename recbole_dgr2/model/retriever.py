@@ -19,6 +19,7 @@ from recbole_dgr2.data.parts import holdout_lengths
 from recbole_dgr2.model.scorer import Kind, Retriever, RetrieverInfo
 from recbole_dgr2.safe_load import safe_torch_load
 from recbole_dgr2.schema import read_yaml
+from recbole_dgr2.system.files import read_json_object
 from recbole_dgr2.system.paths import host_dir
 from recbole_dgr2.utils import (
     Vocabulary,
@@ -145,7 +146,7 @@ def _load(path: Path, config: Any, source: Any) -> Retriever:
     side = path.with_suffix(".json")
     own = vocabulary(getattr(source, "dataset", source))
     if side.exists():
-        written = json.loads(side.read_text(encoding="utf-8"))["vocabulary"]
+        written = read_json_object(side, "train the retriever again")["vocabulary"]
         own.require(Vocabulary(**written), str(path))
     train_data = source if hasattr(source, "dataset") else split_loaders(config, source)[0]
     model = _new_model(config, train_data)

@@ -18,7 +18,6 @@ from recbole_dgr2.data.evidence import FACTS, FactScale, fit_fact_scale
 from recbole_dgr2.data.reasoner import Reasoner, fit_reasoner
 from recbole_dgr2.data.sequences import Phase
 from recbole_dgr2.report.assessment import Panel
-from recbole_dgr2.report.comparison import Resampling, compare
 from recbole_dgr2.report.evaluation import merge_hits, rank_after, standard_metrics
 from recbole_dgr2.report.tables import Row
 
@@ -138,19 +137,20 @@ def _lightgbm_set(lightgbm: Any, data: RankingData) -> Any:
     return lightgbm.Dataset(_features(data)[filled], label[filled], group=filled.sum(axis=1))
 
 
-def assess_values(name: str, panel: Panel, test: RankingData, values: np.ndarray) -> tuple[Row, np.ndarray]:
-    """The report's row of a system that orders test candidates by values [R, N], and the ranks of the hits."""
+def assess_values(name: str, panel: Panel, test: RankingData, values: np.ndarray) -> Row:
+    """The report's row of a system that orders test candidates by values [R, N]."""
     orders = test.orders(values)[panel.hits]
     ranks = rank_after(panel.ranks[panel.hits], orders)
     means, intervals = panel.hit_metrics(ranks)
     merged = merge_hits(panel.lists, panel.hits, orders.tolist())
-    return Row(name, standard_metrics(panel.metrics(merged)), means, intervals), ranks
+    everyone = standard_metrics(panel.metrics(merged))
+    return Row(name, everyone, means, intervals, ranks=tuple(ranks.tolist()))
 
 
 def assess_baselines(
     panel: Panel, phases: Mapping[Phase, RankingData], fact_levels: int
-) -> tuple[list[Row], list[dict[str, Any]], tuple[FactScale, Reasoner] | None]:
-    """Rows of the baselines that could be fitted, their comparisons with the retriever's order, and the logit."""
+) -> tuple[list[Row], tuple[FactScale, Reasoner] | None]:
+    """Rows of the baselines that could be fitted, and the logit."""
     test, values = phases["test"], dict[str, np.ndarray]()
     logit, trees = fit_conditional_logit(phases, fact_levels), fit_lambdarank(phases, panel.seed)
     if logit is not None:
@@ -159,11 +159,5 @@ def assess_baselines(
     if trees is not None:
         logger.info("lambdarank: %d trees, chosen on validation hits", trees[1])
         values["lambdarank"] = trees[0]
-    rows: list[Row] = []
-    comparisons: list[dict[str, Any]] = []
-    resampling = Resampling(panel.candidates.n, panel.bootstrap_samples, panel.seed)
-    for name, scores in values.items():
-        row, ranks = assess_values(name, panel, test, scores)
-        rows.append(row)
-        comparisons += compare((name, "retriever"), (ranks, panel.ranks[panel.hits]), resampling)
-    return rows, comparisons, (logit.scale, logit.reasoner) if logit else None
+    rows = [assess_values(name, panel, test, scores) for name, scores in values.items()]
+    return rows, (logit.scale, logit.reasoner) if logit else None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from recbole_dgr2.data.ranking import Ranking, parse_ranking
 from recbole_dgr2.decode import DecodeOptions, DecodeResult, Request, decode
-from recbole_dgr2.decode.auto import measure_pass_costs
+from recbole_dgr2.decode.costs import measure_pass_costs
 from recbole_dgr2.decode.outside import generate
 from recbole_dgr2.decode.synchronised import synchronised
 from recbole_dgr2.model.backbone import Backbone
@@ -23,6 +22,7 @@ from recbole_dgr2.report.trace_view import View, view_of
 AR: Final = "autoregressive"
 GENERATE: Final = "generate"
 SYNCHRONISED: Final = "synchronised"
+SETTLE = 20  # most calls that "auto" is given to make up its mind before it is timed
 
 Decoder = Callable[[Sequence[Request]], DecodeResult]
 logger = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ class Contender:
 
 
 def contender(name: str) -> Contender:
-    """`block 0.9` (tau), `block 0.9/16` (and block length), `block factor=1`, `speculative 16`, `synchronised 0.9`.
+    """`block 0.9` (tau), `block 0.9/16` (and block length), `block factor=1`, `speculative 16`, `synchronised 0.9`, or
+    `auto any`, which unlike `auto` may take a way that is not exact.
 
     Raises:
         ValueError: not of these forms.
@@ -46,6 +47,8 @@ def contender(name: str) -> Contender:
     mode, _, rest = name.partition(" ")
     if not rest:
         return Contender(name, mode, {})
+    if name == "auto any":
+        return Contender(name, mode, {"exact": False})
     try:
         if mode == "speculative":
             return Contender(name, mode, {"block_size": int(rest)})
@@ -84,9 +87,14 @@ class Bench:
     def entries(
         self, names: Sequence[str], work: Work, base: DecodeOptions, **setting: Any
     ) -> list[dict[str, Any]]:
-        """Speed and quality of each named decoder on the work, `AR` first among them."""
+        """Speed and quality of each named decoder on the work, `AR` first among them.
+
+        "auto" is timed once it has made up its mind; `first_call` is its tokens a second before that, else None.
+        """
         logger.info("%s: %s, %d requests", setting or "modes", ", ".join(names), len(work.requests))
         decoders = {name: self.decoder(name, base) for name in names}
+        autos = [name for name in names if contender(name).mode == "auto"]
+        first = {name: _settle(decoders[name], work.requests) for name in autos}
         speeds = measure(decoders, work.requests, baseline=AR, rounds=self.rounds)
         outcomes = {name: speed.outcome for name, speed in speeds.items()}
         return [
@@ -94,8 +102,9 @@ class Bench:
                 "decoder": name,
                 "batch": base.batch_size,
                 "reason": outcomes[name].reason,
-                "queries": _queries(outcomes[name]),
+                "queries": outcomes[name].queries,
                 "acceptance": outcomes[name].acceptance_rate,
+                "first_call": first.get(name),
                 **setting,
                 **speed_entry(speed),
                 **self.quality(outcomes[name], outcomes[AR], work),
@@ -172,12 +181,11 @@ class Bench:
         return str(self.backbone.tokenizer.decode([token]))
 
 
-def _queries(result: DecodeResult) -> dict[int, int]:
-    """Number of passes by the tokens that a row fed into them; empty where the trace does not say."""
-    counts: Counter[int] = Counter()
-    for completion in result.completions:
-        if completion.speculation is not None:
-            counts.update(completion.speculation.queries)
-        elif completion.trace.passes:
-            counts[completion.trace.block_size] += completion.passes
-    return dict(counts)
+def _settle(decoder: Decoder, requests: Sequence[Request]) -> float:
+    """Call "auto" until what it says of its choice stays the same; tokens a second of the first call."""
+    first = last = decoder(requests)
+    for _ in range(SETTLE - 1):
+        reason, last = last.reason, decoder(requests)
+        if last.reason == reason:
+            break
+    return first.tokens_per_second

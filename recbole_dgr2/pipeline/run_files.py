@@ -8,6 +8,7 @@
                      or a copy of the checkpoint or candidate file that was given
     <stage>/         language models, one folder a stage
     report.json, run.log
+    ranks.json       rank of each hit's target under every system of the report, for paired tests
 
 Nothing in it is unpickled but the retriever's checkpoint, which is read with an allow-list.
 """
@@ -24,6 +25,7 @@ from recbole_dgr2.config import Config
 from recbole_dgr2.data.evidence import FACTS, FactScale
 from recbole_dgr2.data.reasoner import Reasoner
 from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.files import read_json_object
 from recbole_dgr2.system.paths import prompt_file
 
 FORMAT = 1
@@ -64,7 +66,7 @@ def read_run_file(folder: Path) -> SavedRun:
         raise FileNotFoundError(
             f"{folder}: no {RUN_FILE} in it, expected the folder of a run of run_recbole_dgr2.py"
         )
-    content = _read_json(path)
+    content = read_json_object(path, "run again")
     if content.get("format") != FORMAT:
         raise ValueError(
             f"{path}: format {content.get('format')!r}, expected {FORMAT}; run again with this version"
@@ -84,18 +86,8 @@ def read_grounding(path: Path) -> tuple[FactScale, Reasoner]:
     """What `write_grounding` wrote; FileNotFoundError or ValueError where it is not there or not of these facts."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the run had no training lists with a hit")
-    content = _read_json(path)
+    content = read_json_object(path, "run again")
     if content.get("format") != FORMAT or tuple(content.get("facts", ())) != FACTS:
         raise ValueError(f"{path}: written by another version (facts {content.get('facts')}); run again")
     scale = FactScale(content["n_levels"], tuple(tuple(bounds) for bounds in content["edges"]))
     return scale, Reasoner.from_dict(content["reasoner"])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); run again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}; run again")
-    return content

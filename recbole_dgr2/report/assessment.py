@@ -9,7 +9,14 @@ import numpy as np
 
 from recbole_dgr2.data.candidates import Candidates
 from recbole_dgr2.data.ranking import Ranking
-from recbole_dgr2.report.evaluation import count_validity, hit_view, merge_hits, rank_after, standard_metrics
+from recbole_dgr2.report.evaluation import (
+    copy_share,
+    count_validity,
+    hit_view,
+    merge_hits,
+    rank_after,
+    standard_metrics,
+)
 from recbole_dgr2.report.significance import Interval
 from recbole_dgr2.report.tables import Row
 
@@ -60,8 +67,10 @@ def draw_sample(candidates: Candidates, size: int, seed: int) -> np.ndarray:
 
 def assess_retriever(panel: Panel) -> Row:
     """The retriever's own order."""
-    means, intervals = panel.hit_metrics(panel.ranks[panel.hits])
-    return Row("retriever", standard_metrics(panel.metrics(panel.lists)), means, intervals)
+    ranks = panel.ranks[panel.hits]
+    means, intervals = panel.hit_metrics(ranks)
+    everyone = standard_metrics(panel.metrics(panel.lists))
+    return Row("retriever", everyone, means, intervals, ranks=tuple(ranks.tolist()))
 
 
 def assess_reranker(name: str, panel: Panel, rank_rows: RankRows) -> Row:
@@ -69,7 +78,16 @@ def assess_reranker(name: str, panel: Panel, rank_rows: RankRows) -> Row:
     rows = np.union1d(panel.hits, panel.sample)
     rankings = dict(zip(rows.tolist(), rank_rows(rows), strict=True))
     orders = [rankings[row].order for row in panel.hits.tolist()]
-    means, intervals = panel.hit_metrics(rank_after(panel.ranks[panel.hits], orders))
+    ranks = rank_after(panel.ranks[panel.hits], orders)
+    means, intervals = panel.hit_metrics(ranks)
     merged = merge_hits(panel.lists, panel.hits, orders)
-    validity = count_validity([rankings[row] for row in panel.sample.tolist()])
-    return Row(name, standard_metrics(panel.metrics(merged)), means, intervals, validity)
+    sampled = [rankings[row] for row in panel.sample.tolist()]
+    return Row(
+        name,
+        standard_metrics(panel.metrics(merged)),
+        means,
+        intervals,
+        count_validity(sampled),
+        ranks=tuple(ranks.tolist()),
+        copied=copy_share(sampled),
+    )

@@ -12,6 +12,8 @@ from recbole_dgr2.report.evaluation import per_user_metrics
 from recbole_dgr2.report.significance import paired_test
 
 COMPARED = ("recall@1", "recall@3", "ndcg@3")
+PLAIN_SYSTEMS = ("retriever", "conditional_logit", "lambdarank")
+"""Systems without a language model."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,28 @@ class Resampling:
     n: int
     samples: int
     seed: int
+
+
+def compare_all(
+    ranks: Mapping[str, np.ndarray], teachers: Mapping[str, str], resampling: Resampling
+) -> list[dict[str, Any]]:
+    """Every system against the retriever, language models against the baselines, students against their teacher.
+
+    Args:
+        ranks: of the targets of the same users by system, int64 [R] each; the retriever's and the baselines' under
+            their names. The order of the systems is that of the entries.
+        teachers: autoregressive stage that a student grew out of, by student; one without ranks is left out.
+        resampling: N and the bootstrap.
+    """
+    entries = []
+    for name in ranks:
+        others = ["retriever"] if name != "retriever" else []
+        if name not in PLAIN_SYSTEMS:
+            others += [*PLAIN_SYSTEMS[1:], *([teachers[name]] if name in teachers else [])]
+        for other in others:
+            if other in ranks:
+                entries += compare((name, other), (ranks[name], ranks[other]), resampling)
+    return entries
 
 
 def compare(

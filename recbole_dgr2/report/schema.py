@@ -17,7 +17,7 @@ TRIMMED_KEYS = ("phase", "prompts", "trimmed", "history_items", "candidate_title
 TRACE_COUNTS = ("lists", "accepted", "attempts", "prompt_tokens", "completion_tokens")
 TRACE_KEYS = ("phase", "source", "model", "mode", *TRACE_COUNTS)
 ROW_KEYS = ("name", "all", "hits", "ci95", "valid_rate", "failures", "decode")
-OPTIONAL_ROW_KEYS = ("faithfulness",)
+OPTIONAL_ROW_KEYS = ("faithfulness", "copied")
 FAITHFULNESS_KEYS = ("value", "ci95", "answers")
 SPEED_KEYS = ("tokens", "seconds", "tokens_per_second", "tokens_per_forward", "speedup_vs_ar")
 DECODE_KEYS = ("mode", "tau", "block_size", "batch_size", *SPEED_KEYS)
@@ -103,6 +103,8 @@ def _check_row(where: str, row: Mapping[str, Any], n_hits: int) -> None:
     if row["valid_rate"] is not None:
         _check_number(f"{where}, valid_rate", row["valid_rate"], 1.0)
         points["valid_rate"] = row["valid_rate"]
+    if row.get("copied") is not None:
+        _check_number(f"{where}, copied", row["copied"], 1.0)
     for name, ends in row["ci95"].items():
         if name not in points or len(ends) != 2 or not 0 <= ends[0] <= points[name] <= ends[1] <= 1:
             raise ValueError(

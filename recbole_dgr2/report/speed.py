@@ -25,6 +25,7 @@ from recbole_dgr2.report.throughput import Throughput
 
 QUALITY = ("recall@1", "recall@3", "ndcg@3")
 SAMPLES = 2000  # resamples of an interval
+TAU = 0.9  # threshold of "auto any" on the page
 _MISSING = "-"
 
 
@@ -146,6 +147,27 @@ def losses(entries: Sequence[Mapping[str, Any]], setting: str) -> list[str]:
         for entry in entries
         if entry["speedup"] < 1.0 and entry["decoder"] != "generate"
     ]
+
+
+def auto_cells(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Table of "auto" and "auto any" beside the best of the fixed decoders each may take, one row a batch size.
+
+    Percentages are ratios of speed-ups, which are medians of ratios within a round. "auto any" runs at the threshold
+    `TAU`; where it was not timed, or nothing else was, there is no row.
+    """
+    cells = [["batch", "may take", "best fixed", "took", "against best", "first call"]]
+    for batch in dict.fromkeys(entry["batch"] for entry in entries):
+        here = {entry["decoder"]: entry for entry in entries if entry["batch"] == batch}
+        exact = [name for name in here if name.split()[0] in ("autoregressive", "speculative")]
+        inexact = [name for name in here if name.split("/")[0] == f"block {TAU:g}"]
+        for auto, names, may in (("auto", exact, "exact"), ("auto any", [*exact, *inexact], "any")):
+            if auto in here and names:
+                own, best = here[auto], max(names, key=lambda name: here[name]["speedup"])
+                share = own["speedup"] / here[best]["speedup"] - 1
+                start = own["first_call"] / own["tokens_per_second"] - 1
+                took = own["reason"].replace(":", ";").split(";")[0]
+                cells.append([str(batch), may, best, took, f"{share:+.1%}", f"{start:+.0%}"])
+    return cells
 
 
 def cost_cells(costs: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -70,6 +70,8 @@ class Row:
         all_users: metrics of RecBole's evaluator (`standard_metrics`).
         hits, ci95: `hit_view`; both empty where no user is a hit.
         validity, faithfulness: of the raw answers. decode: of the timed requests.
+        ranks: of the target of each hit, 0-based, in the order of the panel's hits; not written into the report.
+        copied: share of the valid answers that only repeat the input order; None without a valid one.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Row:
     validity: Validity | None = None
     decode: Decode | None = None
     faithfulness: Mapping[str, Measured] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+    copied: float | None = None
 
 
 def build_report(
@@ -228,13 +232,14 @@ def _accuracy_grid(rows: Sequence[Mapping[str, Any]]) -> _Grid:
 
 def _answer_grid(rows: Sequence[Mapping[str, Any]]) -> _Grid:
     speed = ("mode", "tau", "block", "batch", "tokens", "seconds", "tok/s", "tok/pass", "speed-up")
-    cells = [["model", "valid", "valid 95%", *FAILURES, *speed]]
+    cells = [["model", "valid", "valid 95%", *FAILURES, "copied", *speed]]
     for row in rows:
         if row["valid_rate"] is None and not row["decode"]:
             continue
         counts = [_number(row["failures"].get(kind), 0) for kind in FAILURES]
         validity = [_number(row["valid_rate"], 4), _range(row["ci95"].get("valid_rate")), *counts]
-        cells.append([row["name"], *validity, *_speed_cells(row["decode"])])
+        copied = _number(row.get("copied"), 4)
+        cells.append([row["name"], *validity, copied, *_speed_cells(row["decode"])])
     return _Grid(cells, 1)
 
 
@@ -268,6 +273,7 @@ def _row_entry(row: Row) -> dict[str, Any]:
         "valid_rate": row.validity.rate if row.validity else None,
         "failures": {kind: _plain(row.validity.failures[kind]) for kind in FAILURES} if row.validity else {},
         "decode": _decode_entry(row.decode) if row.decode else None,
+        "copied": row.copied,
         "faithfulness": {name: measured.to_dict() for name, measured in row.faithfulness.items()},
     }
 

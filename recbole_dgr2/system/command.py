@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -25,3 +26,13 @@ def command(body: Callable[[Arguments], None]) -> Callable[..., int]:
         return 0
 
     return main
+
+
+def command_parser(name: str, text: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m recbole_dgr2.<name>`; `text`, the module's docstring, is its help, line for line."""
+    return argparse.ArgumentParser(
+        prog=f"python -m recbole_dgr2.{name}",
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )

@@ -1,9 +1,9 @@
 """The processes of a run that was launched as several, by `accelerate launch` or `torchrun`.
 
 All of them run the same program. What is prepared before training is prepared by the main process first, and the others
-read it from the cache; gradients are averaged by torch; whatever is decoded is shared out and gathered, so that every
-process goes on with the same values; logs, tables and files come from the main process. In a run of one process every
-function here does nothing but its work.
+read it from the cache; gradients are averaged by torch, weights sharded where FSDP is asked for; whatever is decoded is
+shared out and gathered, so that every process goes on with the same values; logs, tables and files come from the main
+process. In a run of one process every function here does nothing but its work.
 
 Objects travel by gloo on the CPU whatever the device, pickled; they come from processes of the same run.
 """
@@ -32,7 +32,14 @@ PATIENCE = timedelta(days=7)
 fails, so nothing waits for a process that is gone."""
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-_SPREAD = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
+_FSDP = {
+    "version": "2",
+    "reshard_after_forward": "true",
+    "offload_params": "false",
+    "activation_checkpointing": "false",
+    "cpu_ram_efficient_loading": "false",
+}
+"""What accelerate's `fsdp_config` must say; its launcher passes it on as FSDP_VERSION and so on."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +54,19 @@ def start() -> None:
     Call it before a RecBole config is built, which would hide all GPUs but one.
 
     Raises:
-        ValueError: a launcher that spreads one model's weights over processes.
+        ValueError: DeepSpeed, or FSDP of another kind than `trainer.placement` does.
     """
-    for variable, kind in _SPREAD.items():
-        if os.environ.get(variable, "").lower() in ("1", "true"):
+    if _asked("ACCELERATE_USE_DEEPSPEED"):
+        raise ValueError(
+            "accelerate's distributed_type DEEPSPEED: it needs CUDA, and FSDP shards the same; expected FSDP, as in "
+            "properties/accelerate/gpus_8_fsdp.yaml"
+        )
+    for name, value in _FSDP.items() if _asked("ACCELERATE_USE_FSDP") else ():
+        found = os.environ.get(f"FSDP_{name.upper()}", value).lower()
+        if found != value:
             raise ValueError(
-                f"accelerate's distributed_type {kind}: weights spread over processes cannot be decoded or saved here; "
-                "expected MULTI_GPU (every process holds the model), as in properties/accelerate/gpus_8.yaml"
+                f"accelerate's fsdp_config: fsdp_{name} is {found}, expected {value}, "
+                "as in properties/accelerate/gpus_8_fsdp.yaml"
             )
     if any(int(os.environ.get(size) or 1) > 1 for size in _SIZES):
         from accelerate import PartialState
@@ -72,6 +85,15 @@ def finish() -> None:
     if dist.is_initialized():
         _group.cache_clear()
         dist.destroy_process_group()
+
+
+def _asked(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true")
+
+
+def sharded() -> bool:
+    """Whether the weights of a stage in training are to be sharded over the processes."""
+    return world() > 1 and _asked("ACCELERATE_USE_FSDP")
 
 
 def world() -> int:
@@ -110,11 +132,12 @@ def lost_peer(error: BaseException) -> bool:
 def accelerator() -> Accelerator:
     """What puts a stage on its device. The config of the run decides precision and accumulation, not the launcher."""
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
+    from accelerate.utils import DistributedDataParallelKwargs, patch_environment
 
     start()
     constant = DistributedDataParallelKwargs(broadcast_buffers=False)  # no buffer of a causal LM is trained
-    made = Accelerator(mixed_precision="no", kwargs_handlers=[constant])
+    with patch_environment(accelerate_use_fsdp="false"):  # sharding is the loop's own, on any device
+        made = Accelerator(mixed_precision="no", kwargs_handlers=[constant])
     made.gradient_accumulation_steps = 1
     return made
 

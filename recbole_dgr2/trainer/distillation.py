@@ -37,7 +37,7 @@ from recbole_dgr2.trainer.on_policy import Material, OnPolicy
 from recbole_dgr2.trainer.options import StageOptions
 from recbole_dgr2.trainer.rollouts import Roller, trajectory_of
 from recbole_dgr2.trainer.scoring import Scored, score_slots
-from recbole_dgr2.trainer.teacher import Score, ask, teacher_fingerprint
+from recbole_dgr2.trainer.teacher import BaseTeacher, Score, ask, teacher_fingerprint
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ class Distillation(OnPolicy[Units]):
         if roller.options.temperature != own.temperature:
             raise ValueError(f"temperature={own.temperature}: the rollouts have {roller.options.temperature}")
         self.roller, self.spec, self.teacher, self.own = roller, roller.spec, teacher, own
+        self.reads_backbone = isinstance(teacher, BaseTeacher)
         self.marker: tuple[int, ...] = ()
         terms = {"divergence": 1.0, "ar": own.ar_weight, "supervised": own.supervised_weight}
         self.coefficients = {name: weight for name, weight in terms.items() if weight}

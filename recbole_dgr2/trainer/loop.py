@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from recbole_dgr2.model.forward import recomputed
@@ -33,6 +33,7 @@ from recbole_dgr2.trainer.batches import (
 )
 from recbole_dgr2.trainer.optimizers import build_optimizers
 from recbole_dgr2.trainer.options import learning_rate_at
+from recbole_dgr2.trainer.placement import gathered, no_dropout, place, placed_as, whole
 from recbole_dgr2.trainer.state import PartialStore, Progress, Resumed
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ class Loop:
         self.store, self.accelerator = store, accelerator
         self.lengths = np.array([stage.length(example) for example in train])
         self.valid_lengths = np.array([stage.length(example) for example in valid])
-        self.trainable = {name: p for name, p in stage.scorer.named_parameters() if p.requires_grad}
-        self.optimizer = build_optimizers(stage.scorer.modules(), self.options)
-        self.model = accelerator.prepare(stage.scorer)
+        self.placement = place(stage.scorer, accelerator, keep=stage.reads_backbone)
+        self.model, scorer = self.placement.model, self.placement.scorer
+        self.trainable = {name: p for name, p in scorer.named_parameters() if p.requires_grad}
+        self.optimizer = build_optimizers(scorer.modules(), self.options)
         self.optimizer.prepare(accelerator)
         self.progress = Progress()
         self.micro = self.options.micro_batch_size or (
@@ -88,14 +90,14 @@ class Loop:
         self.model.train()
         no_dropout(self.model)
         try:
-            with recomputed(self.stage.backbone.model, self.options.gradient_checkpointing):
+            with recomputed(self.placement.scorer.model, self.options.gradient_checkpointing):
                 self._start()
                 while self.progress.epoch < self.options.epochs and not self.progress.stopped:
                     self._epoch()
             self._restore_best()
+            self.placement.finish()
         finally:
-            # undo what accelerate put around the forward of the module
-            self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            self.placement.leave()
             self.stage.scorer.eval()
         return self.progress
 
@@ -122,7 +124,7 @@ class Loop:
     def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, parameter in self.trainable.items():
-                parameter.copy_(weights[name])
+                parameter.copy_(placed_as(weights[name], parameter))
 
     def _restore_best(self) -> None:
         best = self.store.best_weights(self.progress)
@@ -133,9 +135,10 @@ class Loop:
 
     def _save(self, best: bool = False) -> None:
         progress = self.progress
+        weights, optimizer = gathered(self.trainable), gathered(self.optimizer.state_dict())
 
         def save() -> tuple[int, str | None]:
-            self.store.save(progress, self.trainable, self.optimizer.state_dict(), best)
+            self.store.save(progress, weights, optimizer, best)
             return progress.saves, progress.best_file
 
         progress.saves, progress.best_file = processes.from_main(save)
@@ -180,7 +183,7 @@ class Loop:
             sums.update({name: float(value.detach()) * counted for name, value in parts.items()})
         sums = Counter(self._reduce(sums))
         parameters = self.model.parameters()
-        norm = float(self.accelerator.clip_grad_norm_(parameters, self.options.clip_grad_norm))
+        norm = float(whole(self.accelerator.clip_grad_norm_(parameters, self.options.clip_grad_norm)))
         self._check_finite(self._metrics(sums, totals)["loss"], norm, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(self.progress.step, self.total_steps, self.options)
@@ -204,6 +207,9 @@ class Loop:
             for item in self.stage.parts(self.stage.collate(rows), random):
                 totals.update(item.weights if counted else dict.fromkeys(item.weights, 0.0))
                 prepared.append((item.to(self.accelerator.device), counted))
+        if processes.sharded():  # as many passes as the others
+            most = max(processes.gather(len(prepared)))
+            prepared += [(prepared[-1][0], False)] * (most - len(prepared))
         return prepared, self._reduce(totals)
 
     def _combine(self, parts: Mapping[str, Tensor], totals: Mapping[str, float]) -> Tensor:
@@ -232,8 +238,9 @@ class Loop:
         return nullcontext() if last else self.accelerator.no_sync(self.model)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        kind = self.accelerator.device.type
-        return torch.autocast(kind, torch.bfloat16, enabled=self.options.mixed_precision == "bf16")
+        kind, enabled = self.accelerator.device.type, self.options.mixed_precision == "bf16"
+        # its cache would keep a copy of every weight that was gathered
+        return torch.autocast(kind, torch.bfloat16, enabled, cache_enabled=not processes.sharded())
 
     def _check_finite(self, loss: float, norm: float, batch: np.ndarray) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
@@ -280,15 +287,6 @@ class Loop:
                     parts = self.stage.score(self.model, item)
                 sums.update({name: float(value) * counted for name, value in parts.items()})
         return self._metrics(Counter(self._reduce(sums)), weights)
-
-
-def no_dropout(model: nn.Module) -> None:
-    """Sets every dropout of a model to zero, the ones that attention modules keep as a number included."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def _add(total: dict[str, float], values: Mapping[str, float]) -> None:

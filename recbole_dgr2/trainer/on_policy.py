@@ -105,7 +105,7 @@ class OnPolicyLoop(Loop):
 
     def _collect(self) -> str:
         """Collects, and keeps the result beside a saved state."""
-        with self._autocast():
+        with self._autocast(), self.placement.decoding():
             text = self.stage.collect(self.prompts, self.progress.epoch).to_json()
         if not self.progress.saves:
             self._save()
@@ -117,7 +117,7 @@ class OnPolicyLoop(Loop):
         return processes.from_main(keep)
 
     def _evaluate(self) -> dict[str, float]:
-        with self._autocast():
+        with self._autocast(), self.placement.decoding():
             metrics = dict(self.stage.assess(self.valid))
         return processes.gather(metrics)[0]
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from recbole_dgr2.trainer.options import StageOptions
+from recbole_dgr2.trainer.placement import placed_as
 
 Group = dict[str, Any]
 
@@ -44,9 +46,23 @@ class Optimizers:
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """The inverse of `state_dict`; of sharded weights it takes whole states."""
         for part, own in zip(self.parts, state["parts"], strict=True):
-            part.load_state_dict(own)
+            weights = [weight for group in part.param_groups for weight in group["params"]]
+            part.load_state_dict({**own, "state": _as_weights(own["state"], weights)})
+
+
+def _as_weights(
+    states: dict[int, dict[str, Tensor]], weights: Sequence[Tensor]
+) -> dict[int, dict[str, Tensor]]:
+    """States of the size of their weight, sharded as it is; step counts as they are."""
+    return {
+        index: {
+            name: placed_as(value, weights[index]) if value.shape == weights[index].shape else value
+            for name, value in state.items()
+        }
+        for index, state in states.items()
+    }
 
 
 def build_optimizers(modules: Iterable[nn.Module], options: StageOptions) -> Optimizers:
@@ -56,12 +72,16 @@ def build_optimizers(modules: Iterable[nn.Module], options: StageOptions) -> Opt
     to AdamW's size, so that one learning rate serves both; embeddings, norms and biases stay with AdamW.
 
     Raises:
-        ValueError: this torch has no Muon.
+        ValueError: this torch has no Muon, or it would get parts of matrices.
     """
     decaying, others = parameter_groups(modules, options.weight_decay)
     rate = options.learning_rate
     if options.optimizer == "adamw":
         return Optimizers([torch.optim.AdamW([decaying, others], lr=rate, fused=True)])
+    if any(isinstance(matrix, DTensor) for matrix in decaying["params"]):
+        raise ValueError(
+            f"optimizer {options.optimizer}: needs whole matrices, which FSDP shards over processes; expected adamw"
+        )
     if not hasattr(torch.optim, "Muon"):
         raise ValueError(
             f"optimizer muon: torch {torch.__version__} has none, expected 2.9 or later; use adamw"

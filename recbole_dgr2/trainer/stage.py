@@ -57,7 +57,7 @@ class Stage(ABC, Generic[P]):
     A stage names its loss terms in `coefficients`; the loss is `sum_terms coefficient * sum(w * value) /
     sum(w)`, with both sums over the whole batch of all processes. `prepare` gives the denominators without a
     forward pass, `score` the numerators. A name that is in `weights` but not in `coefficients` is a metric
-    that is only logged.
+    that is only logged. `reads_backbone`: `score` calls the backbone too, beside the model that it is given.
 
     Args:
         backbone: the starting weights; `fit` trains them in place.
@@ -69,6 +69,7 @@ class Stage(ABC, Generic[P]):
     name: ClassVar[str]
     parent: str | None = None
     parent_weights: str | None = None
+    reads_backbone: bool = False
     loop: ClassVar[type[Loop]] = Loop
     coefficients: Mapping[str, float]
 

@@ -1,0 +1,294 @@
+"""Finished runs that differ in seed, decoded again stage by stage; what was decoded before is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from recbole_dgr2.decode import DecodeOptions
+from recbole_dgr2.model.adapters import merge, weights_digest
+from recbole_dgr2.model.checkpoint import read_info
+from recbole_dgr2.pipeline.rank_files import RANKS_FILE, read_ranks
+from recbole_dgr2.pipeline.reranker import LanguageModelReranker
+from recbole_dgr2.pipeline.study_decoding import BATCH, Bank, equal_share, plain_entry
+from recbole_dgr2.pipeline.study_members import (
+    Member,
+    RunLists,
+    Variant,
+    describe,
+    is_student,
+    members_of,
+    open_tested,
+    require_same_lists,
+    training_seconds,
+)
+from recbole_dgr2.recommend import OpenRun
+from recbole_dgr2.report.assessment import draw_sample
+from recbole_dgr2.report.comparison import PLAIN_SYSTEMS
+from recbole_dgr2.report.study_figures import AR, FLOOR, NAIVE, PLAIN, SPECULATIVE, TAU
+from recbole_dgr2.speed import changed_options
+from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.files import read_json_object
+from recbole_dgr2.trainer import convert
+
+SETTINGS = ("lists", "sample", "sample_seed", "max_new_tokens")
+"""What entries of one file must share."""
+KEY = ("name", "seed", "weights")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is decoded. users: random users whose answers are judged; timed: requests timed at batch 1, 0 for none."""
+
+    runs: tuple[Path, ...]
+    variants: tuple[Variant, ...]
+    taus: tuple[float, ...]
+    users: int
+    timed: int
+    data_path: str | None = None
+
+    def decoders(self, member: Member) -> list[str]:
+        """How a member is decoded; `naive` and variants at tau 0.9 alone, an autoregressive stage in one way."""
+        if not is_student(member):
+            return [AR]
+        if member.name == NAIVE or member.varies is not None:
+            return [TAU]
+        blocks = [f"block {tau:g}" for tau in sorted({*self.taus, 0.9}, reverse=True)]
+        spec = read_info(member.folder).block_diffusion
+        assert spec is not None  # of a student
+        return [AR, *blocks, *([SPECULATIVE] if spec.context == "causal" else [])]
+
+
+class Study:
+    """The content of a study's file, which is written after each entry.
+
+    Raises:
+        ValueError, FileNotFoundError: runs that cannot be compared, or a file of another study.
+    """
+
+    def __init__(self, plan: Plan, path: Path, about: Mapping[str, Any]) -> None:
+        self._plan, self._path = plan, path
+        self._members = members_of(plan.runs, plan.variants)
+        self._opened: tuple[Path, OpenRun, RunLists] | None = None
+        self._runs = list(dict.fromkeys([*plan.runs, *(member.run for member in self._members)]))
+        self._weights = {member: weights_digest(member.folder) for member in self._members}
+        plain, options = self._checked()
+        opened, tested = self._open(plan.runs[0])  # open still
+        self._sample_seed = int(opened.config["seed"])
+        self._sample = draw_sample(tested.lists.candidates, plan.users, self._sample_seed)
+        if not len(self._sample):
+            raise ValueError(f"{plan.runs[0]}: no user has a test list, so there is nothing to decode")
+        self.content: dict[str, Any] = {
+            **about,
+            "dataset": opened.config["dataset"],
+            "retriever": opened.source.name,
+            "runs": list(map(str, plan.runs)),
+            "seeds": list(dict.fromkeys(member.seed for member in self._members)),
+            "n_candidates": tested.lists.candidates.n,
+            "n_users": len(tested.lists.targets),
+            "n_hits": len(tested.hits),
+            "lists": tested.digest,
+            "sample": len(self._sample),
+            "sample_seed": self._sample_seed,
+            "max_new_tokens": opened.config["max_new_tokens"],
+            "batch": BATCH,
+            "timed": plan.timed,
+            "options": options,
+            "entries": plain,
+            "speeds": [],
+        }
+        self._take_over()
+
+    def run(self) -> dict[str, Any]:
+        """Decode and time whatever the file lacks; the content."""
+        steps = [
+            (member, decoder) for member in self._members for decoder in [*self._plan.decoders(member), None]
+        ]
+        bank: tuple[Member, Bank] | None = None
+        for member, decoder in tqdm(steps, "study", unit="step", disable=None):
+            if decoder is None and (not self._plan.timed or self._timed(member)):
+                continue
+            if decoder is not None and self._entry(member, decoder) is not None:
+                continue
+            if bank is None or bank[0] != member:
+                bank = (member, self._bank(member))
+            logger.info("%s: %s", describe(member), decoder or "speed")
+            if decoder is None:
+                self._time(member, bank[1])
+            else:
+                self._decode(member, decoder, bank[1])
+            self.write()
+        self.write()
+        return self.content
+
+    def write(self) -> None:
+        """Write the file, whole or not at all; an entry is one line of it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self._path, compact_json(self.content))
+
+    def _checked(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Opens every run once and compares its test lists with the first run's.
+
+        Returns:
+            Entries of the plain systems, and the options that are not the defaults.
+        """
+        entries: list[dict[str, Any]] = []
+        options: list[dict[str, Any]] = []
+        first = self._open(self._plan.runs[0])
+        for run in tqdm(self._runs, "runs", unit="run", leave=False, disable=None):
+            opened, tested = self._open(run)
+            require_same_lists((first[0].config, first[1]), (opened.config, tested), run)
+            if run in self._plan.runs:
+                entries += _plain_entries(opened, tested)
+                options.append(changed_options(opened))
+        self._opened = (self._plan.runs[0], *first)  # what is decoded first
+        return entries, common_options(options)
+
+    def _open(self, run: Path) -> tuple[OpenRun, RunLists]:
+        """The run, which stays open until another is asked for."""
+        if self._opened is None or self._opened[0] != run:
+            self._opened = None  # its memory first
+            self._opened = (run, *open_tested(run, self._plan.data_path))
+        return self._opened[1:]
+
+    def _take_over(self) -> None:
+        """Entries of an earlier call whose stages still have the same weights."""
+        if not self._path.is_file():
+            return
+        old = read_study(self._path)
+        for key in SETTINGS:
+            if old.get(key) != self.content[key]:
+                raise ValueError(
+                    f"{self._path}: made with {key} {old.get(key)}, now {self.content[key]}; give another --output, "
+                    "or delete the file"
+                )
+        wanted = {(member.name, member.seed, self._weights[member]) for member in self._members}
+        for part in ("entries", "speeds"):
+            self.content[part] += [one for one in old[part] if tuple(one.get(key) for key in KEY) in wanted]
+
+    def _same(self, part: str, member: Member) -> list[dict[str, Any]]:
+        wanted = (member.name, member.seed, self._weights[member])
+        return [one for one in self.content[part] if tuple(one.get(key) for key in KEY) == wanted]
+
+    def _entry(self, member: Member, decoder: str) -> dict[str, Any] | None:
+        found = [entry for entry in self._same("entries", member) if entry["decoder"] == decoder]
+        return found[0] if found else None
+
+    def _timed(self, member: Member) -> bool:
+        wanted = {AR, *self._plan.decoders(member)}
+        found = [speed for speed in self._same("speeds", member) if speed["requests"] == self._plan.timed]
+        return any(not speed["decoders"] or wanted <= set(speed["decoders"]) for speed in found)
+
+    def _named(self, member: Member) -> dict[str, Any]:
+        return {
+            "name": member.name,
+            "seed": member.seed,
+            "weights": self._weights[member],
+            "run": str(member.run),
+        }
+
+    def _decode(self, member: Member, decoder: str, bank: Bank) -> None:
+        whole = decoder != SPECULATIVE and member.name != NAIVE
+        entry = bank.entry(decoder, self._base(), whole)
+        base = self._entry(member, AR)
+        entry["equal_to_ar"] = equal_share(entry, base) if base else None
+        if decoder == SPECULATIVE and entry["equal_to_ar"] != 1.0:
+            logger.warning(
+                "%s: %.4f of the speculative outputs equal the autoregressive ones, expected all",
+                describe(member),
+                entry["equal_to_ar"],
+            )
+        entry["seconds"] = None if member.name == NAIVE else training_seconds(member.run, member.stage)
+        entry |= {"stage": member.stage, "teacher": member.teacher, "varies": member.varies}
+        self.content["entries"].append({**self._named(member), **entry})
+
+    def _time(self, member: Member, bank: Bank) -> None:
+        names = list(dict.fromkeys([AR, *self._plan.decoders(member)]))
+        speeds = bank.speed(names, self._base(), self._plan.timed)
+        kept = [one for one in self.content["speeds"] if one not in self._same("speeds", member)]
+        self.content["speeds"] = [
+            *kept,
+            {**self._named(member), "requests": self._plan.timed, "decoders": speeds},
+        ]
+
+    def _base(self) -> DecodeOptions:
+        return DecodeOptions(AR, self.content["max_new_tokens"], BATCH, seed=self._sample_seed)
+
+    def _bank(self, member: Member) -> Bank:
+        opened, tested = self._open(member.run)
+        reranker = opened.language_model(member.stage)
+        if member.name == NAIVE:
+            reranker = _converted(opened, reranker)
+        return Bank(reranker, tested, self._sample, self._sample_seed)
+
+
+def _converted(opened: OpenRun, reranker: LanguageModelReranker) -> LanguageModelReranker:
+    """The teacher's weights as a block-diffusion model, without training."""
+    plain, spec = convert(merge(reranker.backbone), opened.config["block_size"], opened.config["context"])
+    return replace(reranker, backbone=plain, spec=spec)
+
+
+def _plain_entries(opened: OpenRun, tested: RunLists) -> list[dict[str, Any]]:
+    """Entries of the retriever and of the baselines of one run, by the ranks that it kept."""
+    saved, seed = read_ranks(opened.folder), int(opened.config["seed"])
+    if saved.lists != tested.digest:
+        raise ValueError(
+            f"{opened.folder / RANKS_FILE}: of other test lists than the run has now; run {opened.folder} again"
+        )
+    ranks = {name: saved.ranks[name] for name in PLAIN_SYSTEMS[1:] if name in saved.ranks}
+    ranks[FLOOR] = tuple(np.asarray(tested.lists.slots)[tested.hits].tolist())
+    named = {"weights": None, "run": str(opened.folder), "decoder": PLAIN, "seconds": None}
+    named |= {"stage": None, "teacher": None, "varies": None}
+    return [
+        {"name": name, "seed": seed, **named, **plain_entry(tested, ranks[name], seed)}
+        for name in PLAIN_SYSTEMS
+        if name in ranks
+    ]
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The file of a study.
+
+    Raises:
+        FileNotFoundError, ValueError: no such file, or not one of a study.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; run the command without --render first")
+    content = read_json_object(path, "give another --output")
+    missing = [key for key in ("entries", "speeds", *SETTINGS) if key not in content]
+    if missing:
+        raise ValueError(f"{path}: lacks {missing[0]!r}, so it is no file of a study; give another --output")
+    return content
+
+
+def compact_json(content: Mapping[str, Any]) -> str:
+    """JSON with one line a key, and one an entry of a list of objects."""
+
+    def shown(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n" + ",\n".join(f"  {_dump(one)}" for one in value) + "\n ]"
+        return _dump(value)
+
+    return "{\n" + ",\n".join(f" {_dump(key)}: {shown(value)}" for key, value in content.items()) + "\n}\n"
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def common_options(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Options of several runs as one: a value that they share, else the list of their values, run by run."""
+    found = {}
+    for key in sorted({key for one in options for key in one}):
+        values = [one.get(key) for one in options]
+        found[key] = values[0] if all(value == values[0] for value in values) else values
+    return found

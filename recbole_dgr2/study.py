@@ -1,0 +1,122 @@
+"""Stages of several finished runs compared: the tables of a paper over seeds, with intervals and paired tests.
+
+The runs differ in `seed` alone; set `retriever_seed` in all of them, so that every run ranks the same candidates:
+
+  python run_recbole_dgr2.py --dataset=ml-100k --retriever_seed=2020 --seed=2020 --run_dir=saved/s2020
+  python run_recbole_dgr2.py --dataset=ml-100k --retriever_seed=2020 --seed=2021 --run_dir=saved/s2021
+  python -m recbole_dgr2.study --runs=saved/s2020,saved/s2021 --output=results/stages.json
+
+Each stage of each run (ar_teacher, ar_teacher_rl, conversion, distillation, reinforcement) answers all test hits and
+a random sample of users: a teacher autoregressively, a student autoregressively, in blocks at every tau, and
+speculatively; `naive` is the teacher converted without training. A variant adds a row of its own, set beside the stage
+of the same name:
+
+  --variants "RL without OPD=saved/rl-2020:reinforcement,saved/rl-2021:reinforcement"
+
+The JSON is written after every answered stage and decoder, and a second call goes on from it: what was decoded with
+the same weights is not decoded again. The page stands beside it as .md; `--render` makes it anew from the JSON alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recbole_dgr2.pipeline.run import hardware, library_versions
+from recbole_dgr2.pipeline.study import Plan, Study, read_study
+from recbole_dgr2.pipeline.study_members import variant
+from recbole_dgr2.report.study_page import study_page
+from recbole_dgr2.system.cache import write_text
+from recbole_dgr2.system.command import Arguments, command, command_parser
+from recbole_dgr2.system.threads import choose_threads
+
+TAUS = [1.0, 0.9, 0.6, 0.4]
+
+
+@command
+def main(arguments: Arguments = None) -> None:
+    """Run the command line."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if options.output.suffix != ".json":
+        raise ValueError(f"output={options.output}: expected a file that ends in .json")
+    if options.render:
+        content = read_study(options.output)
+    else:
+        torch.set_num_threads(options.threads or choose_threads())
+        given = sys.argv[1:] if arguments is None else arguments
+        about = {
+            "command": shlex.join(["python", "-m", "recbole_dgr2.study", *given]),
+            "variants": options.variants,
+            "threads": torch.get_num_threads(),
+            "hardware": hardware(),
+            "versions": library_versions(),
+        }
+        content = Study(_plan(options), options.output, about).run()
+    page = study_page(content)
+    write_text(options.output.with_suffix(".md"), page)
+    sys.stdout.write(page)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    if not options.runs:
+        raise ValueError("runs: none given, expected folders of finished runs, comma-separated")
+    if options.users < 1 or options.timed < 0:
+        raise ValueError(f"users={options.users}, timed={options.timed}: expected users >= 1 and timed >= 0")
+    for tau in options.taus:
+        if not 0 < tau <= 1:
+            raise ValueError(f"taus: {tau:g}, expected numbers above 0 and at most 1")
+    return Plan(
+        runs=tuple(options.runs),
+        variants=tuple(map(variant, options.variants)),
+        taus=tuple(options.taus),
+        users=options.users,
+        timed=options.timed,
+        data_path=options.data_path,
+    )
+
+
+def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def listed(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",") if part]
+
+    return listed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("study", __doc__)
+    add = parser.add_argument
+    add(
+        "--runs", type=_listed(Path), default=[], help="folders of finished runs, one a seed, comma-separated"
+    )
+    add(
+        "--variants",
+        action="append",
+        default=[],
+        metavar="NAME=RUN:STAGE,...",
+        help="a further row: the same stage of one run a seed; may be given several times",
+    )
+    add(
+        "--taus",
+        type=_listed(float),
+        default=TAUS,
+        help="thresholds (default: 1,0.9,0.6,0.4; 0.9 is always there)",
+    )
+    add("--users", type=int, default=500, help="random users whose raw answers are judged (default: 500)")
+    add("--timed", type=int, default=20, help="hits timed at batch 1; 0: no speed (default: 20)")
+    add("--output", type=Path, required=True, help="the JSON; its page is written beside it as .md")
+    add("--data_path", help="folder of data sets, where it is no longer where the runs found it")
+    add("--threads", type=int, default=0, help="torch threads, 0: measured (default: 0)")
+    add("--render", action="store_true", help="only make the page anew from the JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
