@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known.work.mkdir(parents=True, exist_ok=True)
         found = {name: _done(name, known) for name in STEPS}
     command = f"python -m tests.smollm2 --model=smollm2 --output={known.output}"
-    about = {"options": OPTIONS | {"prompt": "tests/smollm2.yaml"}, "options_of_stages": MORE}
+    about: dict[str, Any] = {"options": OPTIONS | {"prompt": "tests/smollm2.yaml"}, "options_of_stages": MORE}
     about |= {"hardware": hardware(), "versions": library_versions()}
     content = {"command": command, **summary(found), **about}
     write_text(known.output, json.dumps(content, indent=1) + "\n")

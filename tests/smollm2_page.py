@@ -14,7 +14,14 @@ MIB = 2**20
 SUPERVISED = ("ar_teacher", "conversion")
 STAGES = (*SUPERVISED, "distillation", "reinforcement")
 KINDS = ("frozen", "trained", "gradients", "optimizer", "other")
-FIGURES = ("train_loss", "train_divergence", "train_agreement", "rollout_reward", "rollout_replay_gap_max")
+NAMES = {
+    "train_loss": "loss",
+    "train_divergence": "KL from the teacher",
+    "train_agreement": "agreement with the teacher",
+    "rollout_reward": "reward of the rollouts",
+    "rollout_valid_rate": "valid rollouts",
+    "rollout_groups": "groups with unequal rewards",
+}
 INTRODUCTION = (
     "A pretrained model of 135 million parameters through every stage on one processor core that other work shares: "
     "whether the parts hold together, and what they cost. A few steps a stage are no training to judge accuracy by, so "
@@ -32,7 +39,7 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "stages": {
             name: {
                 "history": [
-                    {figure: value for figure, value in epoch.items() if figure in FIGURES}
+                    {figure: value for figure, value in epoch.items() if figure in NAMES}
                     for epoch in found[name]["history"]
                 ],
                 "seconds": found[name]["seconds"],
@@ -116,16 +123,9 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 def _stages(content: Mapping[str, Any]) -> list[str]:
-    names = {
-        "train_loss": "loss",
-        "train_divergence": "KL from the teacher",
-        "train_agreement": "agreement with the teacher",
-        "rollout_reward": "reward of the rollouts",
-        "rollout_replay_gap_max": "largest replay gap",
-    }
     rows = [["stage", "figure", "by epoch or iteration", "seconds (wall)"]]
     for stage, entry in content["stages"].items():
-        for figure, words in names.items():
+        for figure, words in NAMES.items():
             values = [epoch[figure] for epoch in entry["history"] if figure in epoch]
             if values:
                 rows.append(
@@ -136,8 +136,9 @@ def _stages(content: Mapping[str, Any]) -> list[str]:
         "",
         *markdown(rows),
         "",
-        "Loss: mean of an epoch. An iteration learns from new answers of the student. Replay gap: between the "
-        "log-probability of a token when it was decoded and when the canvas is scored again.",
+        "Loss: mean of an epoch. An iteration learns from new answers of the student. Reinforcement learning takes its "
+        "steps on groups of answers with unequal rewards; after a conversion as short as this one there may be none, "
+        "and then the stage is run through without a step (loss 0).",
     ]
 
 
@@ -191,7 +192,7 @@ def _decoding(content: Mapping[str, Any]) -> list[str]:
         "",
         *markdown(rows),
         "",
-        f"`auto` chose: {reason}",
+        f"What `auto` said after its tries and these prompts, on which ways that seem close still race: {reason}",
     ]
 
 
@@ -213,6 +214,8 @@ def _precision(content: Mapping[str, Any]) -> list[str]:
         valid = " / ".join(f"{value:.2f}" for value in entry["valid"])
         rows.append([name, str(entry["prompts"]), *shares, valid, f"{entry['moved']:.2f}"])
     seconds = content["bfloat16"]["SmolLM2"]["seconds"]
+    copies = [name for name, entry in content["bfloat16"].items() if not entry["moved"]]
+    note = f"{' and '.join(copies)}: every ranking is the retriever's order, so equal rankings say little there. "
     return [
         "## bfloat16 against float32",
         "",
@@ -222,7 +225,8 @@ def _precision(content: Mapping[str, Any]) -> list[str]:
         "",
         *markdown(rows),
         "",
-        f"SmolLM2's answers took {seconds[0]:.0f} s in float32 and {seconds[1]:.0f} s in bfloat16 (wall, shared core).",
+        f"{note if copies else ''}SmolLM2's answers took {seconds[0]:.0f} s in float32 and {seconds[1]:.0f} s in "
+        "bfloat16 (wall, shared core).",
     ]
 
 

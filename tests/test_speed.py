@@ -80,6 +80,7 @@ def test_auto_stands_beside_the_best_it_may_take() -> None:
             "speedup": speedup,
             "reason": reason,
             "tokens_per_second": 100.0 * speedup,
+            "rates": [90.0 * speedup, 100.0 * speedup, 300.0 * speedup + (10 if reason else 0)],
             "first_call": 150.0 if reason else None,
         }
 
@@ -99,9 +100,9 @@ def test_auto_stands_beside_the_best_it_may_take() -> None:
         entry("auto", 1.0, 1, "autoregressive: context 'block' has no exact drafts"),
     ]
     assert auto_cells([*fixed, *autos, *other])[1:] == [
-        ["4", "exact", "speculative 16", "speculative 16", "-5.0%", "-21%"],
-        ["4", "any", "block 0.9/16", "block 0.9/16", "+20.0%", "-50%"],
-        ["1", "exact", "autoregressive", "autoregressive", "+0.0%", "+50%"],
+        ["4", "exact", "speculative 16", "speculative 16", "-5.0%", "-5% to -3%", "-21%"],
+        ["4", "any", "block 0.9/16", "block 0.9/16", "+20.0%", "+20% to +21%", "-50%"],
+        ["1", "exact", "autoregressive", "autoregressive", "+0.0%", "+0% to +3%", "+50%"],
     ]
     assert len(auto_cells(fixed)) == 1
 

@@ -36,6 +36,7 @@ def speed(tokens: int, passes: int, seconds: float, speedup: float) -> Throughpu
         (seconds, seconds),
         0.1,
         tokens / seconds,
+        (tokens / seconds,) * 3,
         speedup,
         (speedup, speedup),
         None,

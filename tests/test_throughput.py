@@ -55,6 +55,7 @@ def test_medians_and_pairwise_ratios_by_hand() -> None:
     assert (fast.tokens, fast.passes, fast.tokens_per_forward, fast.rounds) == (120, 40, 3.0, 3)
     assert (fast.seconds, fast.seconds_range, fast.prefill_seconds) == (0.48, (0.3, 0.72), 0.5)
     assert fast.tokens_per_second == pytest.approx(120 / 0.48)
+    assert fast.rates == pytest.approx((400.0, 120 / 0.72, 250.0))
     assert fast.outcome is block[-1]
 
 

@@ -6,6 +6,7 @@ An entry is a dictionary of plain values: the setting (`decoder`, `batch`, `inpu
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ def speed_entry(speed: Throughput[Any]) -> dict[str, Any]:
         "passes": speed.passes,
         "tokens_per_pass": speed.tokens_per_forward,
         "tokens_per_second": speed.tokens_per_second,
+        "rates": list(speed.rates),
         "seconds": speed.seconds,
         "seconds_range": list(speed.seconds_range),
         "prefill_seconds": speed.prefill_seconds,
@@ -152,21 +154,22 @@ def losses(entries: Sequence[Mapping[str, Any]], setting: str) -> list[str]:
 def auto_cells(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Table of "auto" and "auto any" beside the best of the fixed decoders each may take, one row a batch size.
 
-    Percentages are ratios of speed-ups, which are medians of ratios within a round. "auto any" runs at the threshold
+    Percentages against the best are medians, and the ends, of ratios within a round. "auto any" runs at the threshold
     `TAU`; where it was not timed, or nothing else was, there is no row.
     """
-    cells = [["batch", "may take", "best fixed", "took", "against best", "first call"]]
+    cells = [["batch", "may take", "best fixed", "took", "against best", "range", "first call"]]
     for batch in dict.fromkeys(entry["batch"] for entry in entries):
         here = {entry["decoder"]: entry for entry in entries if entry["batch"] == batch}
         exact = [name for name in here if name.split()[0] in ("autoregressive", "speculative")]
         inexact = [name for name in here if name.split("/")[0] == f"block {TAU:g}"]
         for auto, names, may in (("auto", exact, "exact"), ("auto any", [*exact, *inexact], "any")):
             if auto in here and names:
-                own, best = here[auto], max(names, key=lambda name: here[name]["speedup"])
-                share = own["speedup"] / here[best]["speedup"] - 1
+                own, best = here[auto], max(names, key=lambda name: here[name]["tokens_per_second"])
+                ratios = [a / b - 1 for a, b in zip(own["rates"], here[best]["rates"], strict=True)]
+                share, ends = statistics.median(ratios), f"{min(ratios):+.0%} to {max(ratios):+.0%}"
                 start = own["first_call"] / own["tokens_per_second"] - 1
                 took = own["reason"].replace(":", ";").split(";")[0]
-                cells.append([str(batch), may, best, took, f"{share:+.1%}", f"{start:+.0%}"])
+                cells.append([str(batch), may, best, took, f"{share:+.1%}", ends, f"{start:+.0%}"])
     return cells
 
 

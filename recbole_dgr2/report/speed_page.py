@@ -38,8 +38,8 @@ EXPLAINED = (
 
 AUTO_EXPLAINED = (
     "`auto` against the best fixed decoder that it may take (`auto any`: block decoding too, whose answers may "
-    "differ). The best of several is also the luckiest of them, so a few percent are noise: see the ranges above. "
-    "First call: speed of the call that tried and compared, against the later ones."
+    "differ). Medians of the ratios within a round, and the range of these; the best of several is also the luckiest of "
+    "them, so a few percent are noise. First call: speed of the call that tried and compared, against the later ones."
 )
 
 

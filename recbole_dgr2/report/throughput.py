@@ -39,6 +39,7 @@ class Throughput(Generic[Outcome]):
         seconds, prefill_seconds: medians over rounds; seconds is decoding without prefill.
         seconds_range: smallest and largest decoding seconds.
         tokens_per_second: median over rounds of tokens / decoding seconds.
+        rates: tokens / decoding seconds of each round; ratios of one round are free of the machine's drift.
         speedup: median over rounds of this decoder's tokens per second over the baseline's; speedup_range:
             its ends.
         outcome: what the decoder returned in the last round.
@@ -52,6 +53,7 @@ class Throughput(Generic[Outcome]):
     seconds_range: tuple[float, float]
     prefill_seconds: float
     tokens_per_second: float
+    rates: tuple[float, ...]
     speedup: float
     speedup_range: tuple[float, float]
     outcome: Outcome
@@ -130,6 +132,7 @@ def _summary(name: str, own: list[Outcome], base: list[Outcome]) -> Throughput[O
         seconds_range=(min(seconds), max(seconds)),
         prefill_seconds=statistics.median(outcome.prefill_seconds for outcome in own),
         tokens_per_second=statistics.median(speeds),
+        rates=tuple(speeds),
         speedup=statistics.median(ratios),
         speedup_range=(min(ratios), max(ratios)),
         outcome=own[-1],
