@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_recbole_dgr2(
             model=known.model, dataset=known.dataset, config_file_list=files, config_dict=None, arguments=rest
         )
-    except (ValueError, FileNotFoundError, ConnectionError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"error{processes.label()}: {error}", file=sys.stderr)
         return 2
     except processes.Stopped:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recbole_dgr2.config import Config, split_arguments
+from recbole_dgr2.config import Config, retriever_seed, split_arguments
 from recbole_dgr2.data.parts import SPLITS
 from recbole_dgr2.model.history import UserBoundError
 from recbole_dgr2.pipeline import views
@@ -134,7 +134,7 @@ def measure_retriever(measurement: Measurement, retriever: str) -> dict[str, Any
     targets = torch.from_numpy(test.targets)
     return {
         "options": hyper_parameters(measurement.dataset).get(retriever, {}),
-        "seed": config["seed"],
+        "seed": retriever_seed(config),
         "best_epoch": final.best_epoch,
         "train_seconds": store.training_seconds(),
         "metrics": recbole_metrics(host.config, host.dataset, torch.from_numpy(test.lists), targets),

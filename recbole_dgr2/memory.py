@@ -5,7 +5,7 @@ python -m recbole_dgr2.memory --backbone=Qwen/Qwen3-1.7B --config_files=properti
 Takes the options of a run as --key=value or in YAML files, and the lengths of prompts and answers. Sizes are those of
 one process, peaks those of the second optimizer step on, when the optimizer has its state; what the framework itself
 takes (on a GPU about 1 GB), and fragmentation, are not counted. With adapters, activations are those of all weights
-being trained, which is a little too much.
+being trained, which is a little too much. Nothing is taken off for sharding (FSDP): each process is counted whole.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from recbole_dgr2.pipeline.run_files import (
     write_grounding,
     write_run_file,
 )
-from recbole_dgr2.pipeline.stage_order import start_folder
+from recbole_dgr2.pipeline.stage_order import require_shardable, start_folder
 from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
 from recbole_dgr2.report.floors import Floor, agree, floor_of
 from recbole_dgr2.report.tables import Row, RunInfo, build_report, print_report, write_report
@@ -106,6 +106,7 @@ def _read(config: Config) -> tuple[Data, PromptTemplate]:
         from recbole_dgr2.pipeline.tracing import require_writer
 
         start_folder(config)
+        require_shardable(config)
         require_writer(config)
     return data, template
 

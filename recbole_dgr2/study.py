@@ -87,6 +87,7 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def listed(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",") if part]
 
+    listed.__name__ = f"comma-separated {kind.__name__}"  # argparse says "invalid <name> value"
     return listed
 
 

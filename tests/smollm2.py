@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = f"python -m tests.smollm2 --model=smollm2 --output={known.output}"
     about: dict[str, Any] = {"options": OPTIONS | {"prompt": "tests/smollm2.yaml"}, "options_of_stages": MORE}
     about |= {"hardware": hardware(), "versions": library_versions()}
-    content = {"command": command, **summary(found), **about}
+    content: dict[str, Any] = {"command": command, **summary(found), **about}
     write_text(known.output, json.dumps(content, indent=1) + "\n")
     write_text(known.output.with_suffix(".md"), page(content))
     return 0

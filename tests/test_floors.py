@@ -90,7 +90,9 @@ def test_comparisons_by_hand() -> None:
     assert [entry["difference"] for entry in entries] == [0.5, 0.0, 0.25]
     assert entries[0]["p"] < 0.01
     assert entries[1]["p"] == 1.0
-    assert comparison_cells(entries)[1][:4] == ["a", "b", "recall@1", "+0.5000"]
+    header, *cells = comparison_cells(entries)
+    assert header[:5] == ["system", "against", "recall@1", "95%", "p"] and len(cells) == 1
+    assert cells[0][:3] == ["a", "b", "+0.5000"] and cells[0][5] == "+0.0000"
     assert compare(("a", "b"), (better[:0], worse[:0]), Resampling(10, 500, 0)) == []
     assert [entry["metric"] for entry in compare(("a", "b"), (better, worse), Resampling(2, 100, 0))] == [
         "recall@1"

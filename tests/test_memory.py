@@ -121,7 +121,8 @@ def test_ready_config_has_known_keys_in_range(path: Path) -> None:
 
 @pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
 def test_ready_launch_is_read_by_accelerate(path: Path) -> None:
-    """MULTI_GPU starts as many processes as are asked for; every process holds the model."""
+    """As many processes as its name says; in each of them the whole model, or with FSDP its share."""
     config = load_config_from_file(str(path))
-    assert config.distributed_type == "MULTI_GPU" and config.num_processes == int(path.stem.split("_")[1])
+    kind = "FSDP" if path.stem.endswith("_fsdp") else "MULTI_GPU"
+    assert config.distributed_type == kind and config.num_processes == int(path.stem.split("_")[1])
     assert config.mixed_precision == "no"

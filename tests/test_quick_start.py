@@ -237,6 +237,9 @@ def test_the_command_line_says_what_is_wrong(here: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.startswith("error: tauu (command line): ")
     assert main(["--dataset=toi"]) == 2
     assert "no data set 'toi'" in capsys.readouterr().err
+    Path("taken").write_text("")
+    assert main(["--dataset=toy", f"--data_path={ROOT / 'dataset'}", "--run_dir=taken/run"]) == 2
+    assert "Not a directory: 'taken/run'" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_answers_too_short_to_time_leave_the_speed_out(here: Path) -> None:

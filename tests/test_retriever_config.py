@@ -9,6 +9,7 @@ from recbole.config import Config as RecBoleConfig
 from recbole.utils import InputType
 
 from recbole_dgr2.config import Config, retriever_class, retriever_config, retriever_names
+from recbole_dgr2.pipeline.views import candidate_options
 from tests.toy_run import ROOT, Build
 
 LEAVE_ONE_OUT = {"split": {"LS": "valid_and_test"}, "order": "TO", "group_by": "user"}
@@ -44,6 +45,14 @@ def test_retriever_keys_pass_through(toy_config: Build) -> None:
     assert host["MODEL_INPUT_TYPE"] == InputType.PAIRWISE
     assert config["epochs"] == 1
     assert Path(host["data_path"]) == ROOT / "dataset" / "toy"
+
+
+def test_the_retriever_has_a_seed_of_its_own(toy_config: Build) -> None:
+    """Language models of other seeds share its candidates: the folds of users must not move either."""
+    for keys, seed in (({"seed": 7}, 7), ({"seed": 7, "retriever_seed": 0}, 0)):
+        config = toy_config(**keys)
+        assert retriever_config(config)["seed"] == candidate_options(config).split.seed == seed
+        assert config["seed"] == 7
 
 
 def test_ml_100k_ships_with_recbole() -> None:

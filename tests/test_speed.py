@@ -82,11 +82,14 @@ def test_auto_stands_beside_the_best_it_may_take() -> None:
             "tokens_per_second": 100.0 * speedup,
             "rates": [90.0 * speedup, 100.0 * speedup, 300.0 * speedup + (10 if reason else 0)],
             "first_call": 150.0 if reason else None,
+            "queries": {"32": 9} if decoder == "block 0.9" else {},
         }
 
     fixed = [
         entry("autoregressive", 1.0),
         entry("speculative 16", 2.0),
+        entry("speculative", 1.5),
+        entry("block 0.9", 2.0),
         entry("block 0.9/16", 2.5),
         entry("block 0.4", 9.0),  # of another threshold
         entry("synchronised 0.9", 9.0),  # nothing that auto may take
@@ -95,14 +98,18 @@ def test_auto_stands_beside_the_best_it_may_take() -> None:
         entry("auto", 1.9, reason="speculative 16; ms"),
         entry("auto any", 3.0, reason="block 0.9/16; ms"),
     ]
+    longest = [entry("speculative", 2.0, 8), entry("block 0.9", 1.0, 8), entry("autoregressive", 1.9, 8)]
+    alike = [entry("auto", 1.0, 8, "speculative 32; ms"), entry("auto any", 1.5, 8, "block 0.9/32; ms")]
     other = [
         entry("autoregressive", 1.0, 1),
         entry("auto", 1.0, 1, "autoregressive: context 'block' has no exact drafts"),
     ]
-    assert auto_cells([*fixed, *autos, *other])[1:] == [
-        ["4", "exact", "speculative 16", "speculative 16", "-5.0%", "-5% to -3%", "-21%"],
-        ["4", "any", "block 0.9/16", "block 0.9/16", "+20.0%", "+20% to +21%", "-50%"],
-        ["1", "exact", "autoregressive", "autoregressive", "+0.0%", "+0% to +3%", "+50%"],
+    assert auto_cells([*fixed, *autos, *other, *longest, *alike])[1:] == [
+        ["4", "exact", "speculative 16", "speculative 16", "the best", "-5.0%", "-5% to -3%", "-21%"],
+        ["4", "any", "block 0.9/16", "block 0.9/16", "the best", "+20.0%", "+20% to +21%", "-50%"],
+        ["1", "exact", "autoregressive", "autoregressive", "the best", "+0.0%", "+0% to +3%", "+50%"],
+        ["8", "exact", "speculative", "speculative 32", "the best", "-50.0%", "-50% to -48%", "+50%"],
+        ["8", "any", "speculative", "block 0.9/32", "-50.0%", "-25.0%", "-25% to -23%", "+0%"],
     ]
     assert len(auto_cells(fixed)) == 1
 

@@ -14,7 +14,14 @@ from recbole_dgr2.model.adapters import weights_digest
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import StageInfo
 from recbole_dgr2.pipeline import stages
-from recbole_dgr2.pipeline.stage_order import PARENTS, ancestor_teacher, start_folder, teacher_folder
+from recbole_dgr2.pipeline.stage_order import (
+    PARENTS,
+    ancestor_teacher,
+    require_shardable,
+    start_folder,
+    teacher_folder,
+)
+from recbole_dgr2.system import processes
 from tests.toy_run import Build, Finished
 
 
@@ -143,6 +150,25 @@ def test_the_teacher_is_the_one_with_reinforcement_learning(toy_config: Build) -
     )
     assert start_folder(config) == teacher_folder(config, run) == run / "ar_teacher_rl"
     assert list(PARENTS) == ["ar_teacher", "conversion", "distillation", "reinforcement"]
+
+
+def test_sharded_weights_rule_muon_out_before_anything_is_prepared(
+    toy_config: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"ar_teacher_optimizer": "adamw", "conversion_optimizer": "muon"}
+    config, _ = config_of(toy_config, ["ar_teacher", "conversion"], [], **keys)
+    require_shardable(config)
+    monkeypatch.setattr(processes, "sharded", lambda: True)
+    with pytest.raises(ValueError, match=r"conversion_optimizer: muon needs whole matrices.*expected adamw"):
+        require_shardable(config)
+    require_shardable(config_of(toy_config, ["ar_teacher"], [], **keys)[0])
+    within = {"ar_teacher_rl_iterations": 1, "ar_teacher_rl_optimizer": "muon"}
+    with pytest.raises(ValueError, match="ar_teacher_rl_optimizer: muon"):
+        require_shardable(config_of(toy_config, ["ar_teacher"], [], **keys, **within)[0])
+    with pytest.raises(ValueError, match="mid_training_optimizer: muon"):
+        require_shardable(
+            config_of(toy_config, ["ar_teacher"], [], **keys, mid_training_epochs=1, semantic_ids="kmeans")[0]
+        )
 
 
 def test_lists_of_reinforcement_learning_are_hits_and_are_judged_by_their_target(finished: Finished) -> None:

@@ -110,6 +110,10 @@ def test_page_by_hand() -> None:
     assert "- no drills: 1 of 2 seeds." in page
     assert "- naive: decoded for the random users alone, 2 of them hits" in page
     assert "| ar_teacher | 0.2960 | 0.7500 |" in page  # the paper's beside ours
+    tuned = [entry("ar_teacher_rl", 1, "0 0 0 3", "autoregressive")]
+    grown = [{**one, "teacher": "ar_teacher_rl"} for one in content()["entries"]]
+    other = study_page({**content(), "entries": [*grown, *tuned]})
+    assert "| ar_teacher (ours: ar_teacher_rl) | 0.2960 | 0.7500 |" in other
     assert "python -m recbole_dgr2.study --runs=a,b" in page and "`epochs: 3`" in page
 
 
@@ -162,14 +166,8 @@ def change(folder: Path, **options: Any) -> None:
 
 
 def call(runs: list[Path], output: Path, *more: str) -> int:
-    given = [
-        f"--runs={','.join(map(str, runs))}",
-        f"--output={output}",
-        "--users=8",
-        "--timed=2",
-        "--threads=1",
-    ]
-    return study.main([*given, "--taus=0.5", *more])
+    given = [f"--runs={','.join(map(str, runs))}", f"--output={output}", "--users=8", "--timed=2"]
+    return study.main([*given, "--threads=1", "--taus=0.5", *more])
 
 
 def test_command_decodes_once_and_renders(
@@ -216,6 +214,13 @@ def test_command_decodes_once_and_renders(
     capsys.readouterr()
     assert call(runs, output, "--users=7") == 2
     assert "made with sample 8, now 7; give another --output" in capsys.readouterr().err
+    # what took hours to decode is not dropped by a call that forgets it
+    assert call(runs, output) == 2 and call(runs[:1], output) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert "holds again of seed 2021, which this call leaves out" in error[0] and "of seed 2021" in error[1]
+    assert json.loads(output.read_text())["entries"] == again["entries"]
+    assert call(runs, output, *extra, "--timed=0") == 0
+    assert json.loads(output.read_text())["timed"] == 2  # of the speeds that are there still
 
 
 @pytest.mark.parametrize(

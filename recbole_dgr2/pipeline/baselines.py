@@ -21,7 +21,6 @@ from recbole_dgr2.report.assessment import Panel
 from recbole_dgr2.report.evaluation import merge_hits, rank_after, standard_metrics
 from recbole_dgr2.report.tables import Row
 
-BASELINES = ("conditional_logit", "lambdarank")
 PENALTIES = (0.5, 2.0, 5.0, 20.0, 100.0)
 """L2 penalties that the conditional logit chooses from."""
 MOST_TREES = 500

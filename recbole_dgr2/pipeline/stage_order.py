@@ -7,6 +7,7 @@ from pathlib import Path
 
 from recbole_dgr2.config import Config
 from recbole_dgr2.pipeline import stage_views, views
+from recbole_dgr2.system import processes
 
 TEACHER, TEACHER_RL = "ar_teacher", "ar_teacher_rl"
 PARENTS: dict[str, tuple[str, ...]] = {
@@ -67,6 +68,20 @@ def require_lineage(folder: Path) -> None:
     reason = broken_lineage(folder)
     if reason is not None:
         raise ValueError(reason)
+
+
+def require_shardable(config: Config) -> None:
+    """ValueError, before anything is prepared, where a stage asks for an optimizer that sharded weights rule out."""
+    if not processes.sharded():
+        return
+    trained = [*views.run_options(config).stages]
+    if TEACHER in trained:
+        trained += [TEACHER_RL] * bool(config["ar_teacher_rl_iterations"])
+        trained += ["mid_training"] * bool(config["mid_training_epochs"])
+    for stage in trained:
+        key = f"{stage}_optimizer"
+        if config[key] != "adamw":
+            raise ValueError(f"{key}: {config[key]} needs whole matrices, which FSDP shards; expected adamw")
 
 
 def start_folder(config: Config) -> Path | None:

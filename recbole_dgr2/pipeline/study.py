@@ -172,6 +172,14 @@ class Study:
                     "or delete the file"
                 )
         wanted = {(member.name, member.seed, self._weights[member]) for member in self._members}
+        named = {(member.name, member.seed) for member in self._members}
+        lost = [one for one in old["entries"] if one["weights"] and (one["name"], one["seed"]) not in named]
+        if lost:
+            raise ValueError(
+                f"{self._path}: holds {lost[0]['name']} of seed {lost[0]['seed']}, which this call leaves out; name "
+                "its run or variant too, give another --output, or delete the file"
+            )
+        self.content["timed"] = self._plan.timed or old.get("timed", 0)
         for part in ("entries", "speeds"):
             self.content[part] += [one for one in old[part] if tuple(one.get(key) for key in KEY) in wanted]
 
@@ -180,8 +188,7 @@ class Study:
         return [one for one in self.content[part] if tuple(one.get(key) for key in KEY) == wanted]
 
     def _entry(self, member: Member, decoder: str) -> dict[str, Any] | None:
-        found = [entry for entry in self._same("entries", member) if entry["decoder"] == decoder]
-        return found[0] if found else None
+        return next((one for one in self._same("entries", member) if one["decoder"] == decoder), None)
 
     def _timed(self, member: Member) -> bool:
         wanted = {AR, *self._plan.decoders(member)}
@@ -215,10 +222,8 @@ class Study:
         names = list(dict.fromkeys([AR, *self._plan.decoders(member)]))
         speeds = bank.speed(names, self._base(), self._plan.timed)
         kept = [one for one in self.content["speeds"] if one not in self._same("speeds", member)]
-        self.content["speeds"] = [
-            *kept,
-            {**self._named(member), "requests": self._plan.timed, "decoders": speeds},
-        ]
+        own = {**self._named(member), "requests": self._plan.timed, "decoders": speeds}
+        self.content["speeds"] = [*kept, own]
 
     def _base(self) -> DecodeOptions:
         return DecodeOptions(AR, self.content["max_new_tokens"], BATCH, seed=self._sample_seed)

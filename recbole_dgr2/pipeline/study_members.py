@@ -21,6 +21,12 @@ from recbole_dgr2.report.study_figures import NAIVE, ROWS
 
 SAME_OPTIONS = ("n_candidates", "mask_history", "topk", "max_new_tokens")
 """Options without which answers cannot be compared; candidates are compared themselves."""
+OWN_OPTIONS = (
+    *("seed", "retriever_seed", "run_dir", "data_path", "checkpoint_dir", "cache_dir", "show_progress"),
+    *("threads", "use_gpu", "gpu_id", "stages", "validity_sample", "speed_requests", "naive_row"),
+)
+"""Options in which runs that are seeds of one another may differ: places, the machine, what is reported.
+The candidates, which retriever_seed decides, are compared themselves."""
 CANDIDATE_OPTIONS = (
     "retriever",
     "epochs",
@@ -89,7 +95,12 @@ def members_of(runs: Sequence[Path], variants: Sequence[Variant]) -> list[Member
     saved = {run: read_run_file(run) for run in dict.fromkeys([*runs, *_runs_of(variants)])}
     first = runs[0]
     for run, content in saved.items():
-        _require_alike((first, saved[first]), (run, content))
+        same = (
+            sorted({*saved[first].options, *content.options} - {*OWN_OPTIONS})
+            if run in runs
+            else SAME_OPTIONS
+        )
+        _require_alike((first, saved[first]), (run, content), same)
     seeds = {run: int(content.options["seed"]) for run, content in saved.items()}
     of_runs = {seeds[run]: run for run in runs}
     if len(of_runs) < len(runs):
@@ -132,13 +143,13 @@ def _stages_of(run: Path, seed: int) -> list[Member]:
     return sorted(members, key=lambda member: ROWS.index(member.name))
 
 
-def _require_alike(first: tuple[Path, SavedRun], other: tuple[Path, SavedRun]) -> None:
-    """ValueError where a run has another data set, or options that change what an answer is."""
+def _require_alike(first: tuple[Path, SavedRun], other: tuple[Path, SavedRun], same: Sequence[str]) -> None:
+    """ValueError where a run has another data set, or another value of an option that is to be the `same`."""
     (at, wanted), (run, found) = first, other
     pairs: dict[str, tuple[Any, Any]] = {"dataset": (wanted.dataset, found.dataset)}
     names = sorted({*wanted.data, *found.data})
     pairs |= {f"data {name}": (wanted.data.get(name), found.data.get(name)) for name in names}
-    pairs |= {key: (wanted.options.get(key), found.options.get(key)) for key in SAME_OPTIONS}
+    pairs |= {key: (wanted.options.get(key), found.options.get(key)) for key in same}
     for key, (here, there) in pairs.items():
         if here != there:
             raise ValueError(

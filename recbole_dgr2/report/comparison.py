@@ -69,10 +69,19 @@ def compare(
 
 
 def comparison_cells(comparisons: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Comparisons as cells of a table, the header first."""
-    cells = [["system", "against", "metric", "difference", "95%", "p"]]
+    """Comparisons as cells of a table, the header first: one row for two systems, three columns for a metric."""
+    metrics = list(dict.fromkeys(entry["metric"] for entry in comparisons))
+    pairs: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in comparisons:
-        ends = " to ".join(f"{end:+.4f}" for end in entry["ci95"])
-        difference = f"{entry['difference']:+.4f}"
-        cells.append([entry["a"], entry["b"], entry["metric"], difference, ends, f"{entry['p']:.4f}"])
-    return cells
+        ends = " to ".join(f"{end:+.3f}" for end in entry["ci95"])
+        shown = [f"{entry['difference']:+.4f}", ends, f"{entry['p']:.3f}"]
+        pairs.setdefault((entry["a"], entry["b"]), {})[entry["metric"]] = shown
+    header = ["system", "against", *(cell for metric in metrics for cell in (metric, "95%", "p"))]
+    missing = [""] * 3
+    return [
+        header,
+        *(
+            [*pair, *(cell for metric in metrics for cell in found.get(metric, missing))]
+            for pair, found in pairs.items()
+        ),
+    ]

@@ -154,10 +154,11 @@ def losses(entries: Sequence[Mapping[str, Any]], setting: str) -> list[str]:
 def auto_cells(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Table of "auto" and "auto any" beside the best of the fixed decoders each may take, one row a batch size.
 
-    Percentages against the best are medians, and the ends, of ratios within a round. "auto any" runs at the threshold
-    `TAU`; where it was not timed, or nothing else was, there is no row.
+    Percentages against the best are medians, and the ends, of ratios within a round: of auto itself, and of the decoder
+    that it took where that was timed as a fixed one, which leaves only the choice to differ. "auto any" runs at the
+    threshold `TAU`; where it was not timed, or nothing else was, there is no row.
     """
-    cells = [["batch", "may take", "best fixed", "took", "against best", "range", "first call"]]
+    cells = [["batch", "may take", "best fixed", "took", "choice", "against best", "range", "first call"]]
     for batch in dict.fromkeys(entry["batch"] for entry in entries):
         here = {entry["decoder"]: entry for entry in entries if entry["batch"] == batch}
         exact = [name for name in here if name.split()[0] in ("autoregressive", "speculative")]
@@ -165,12 +166,34 @@ def auto_cells(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         for auto, names, may in (("auto", exact, "exact"), ("auto any", [*exact, *inexact], "any")):
             if auto in here and names:
                 own, best = here[auto], max(names, key=lambda name: here[name]["tokens_per_second"])
-                ratios = [a / b - 1 for a, b in zip(own["rates"], here[best]["rates"], strict=True)]
-                share, ends = statistics.median(ratios), f"{min(ratios):+.0%} to {max(ratios):+.0%}"
-                start = own["first_call"] / own["tokens_per_second"] - 1
                 took = own["reason"].replace(":", ";").split(";")[0]
-                cells.append([str(batch), may, best, took, f"{share:+.1%}", ends, f"{start:+.0%}"])
+                ratios = _gains(own, here[best])
+                ends = f"{min(ratios):+.0%} to {max(ratios):+.0%}"
+                start = own["first_call"] / own["tokens_per_second"] - 1
+                choice = _choice(here, took, best)
+                share = f"{statistics.median(ratios):+.1%}"
+                cells.append([str(batch), may, best, took, choice, share, ends, f"{start:+.0%}"])
     return cells
+
+
+def _gains(entry: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
+    """What one decoder has over another in each round, as a share."""
+    return [a / b - 1 for a, b in zip(entry["rates"], other["rates"], strict=True)]
+
+
+def _choice(here: Mapping[str, Mapping[str, Any]], took: str, best: str) -> str:
+    """The decoder that auto took, timed as a fixed one, against the best; a name without a length has the longest."""
+    blocks = [entry["queries"] for name, entry in here.items() if name.startswith("block")]
+    lengths = [int(queries) for counts in blocks for queries in counts]
+    suffixes = (f" {max(lengths)}", f"/{max(lengths)}") if lengths else ()
+
+    def plain(name: str) -> str:
+        return next((name.removesuffix(end) for end in suffixes if name.endswith(end)), name)
+
+    if plain(took) == plain(best):
+        return "the best"
+    fixed = here.get(took) or here.get(plain(took))
+    return _MISSING if fixed is None else f"{statistics.median(_gains(fixed, here[best])):+.1%}"
 
 
 def cost_cells(costs: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -38,8 +38,9 @@ EXPLAINED = (
 
 AUTO_EXPLAINED = (
     "`auto` against the best fixed decoder that it may take (`auto any`: block decoding too, whose answers may "
-    "differ). Medians of the ratios within a round, and the range of these; the best of several is also the luckiest of "
-    "them, so a few percent are noise. First call: speed of the call that tried and compared, against the later ones."
+    "differ). choice: the decoder that it took, run as a fixed one, against the best; against best: `auto` itself. "
+    "Medians of the ratios within a round, and the range of these; the best of several is also the luckiest of them, "
+    "so a few percent are noise. First call: speed of the call that tried and compared, against the later ones."
 )
 
 
@@ -132,6 +133,10 @@ def _plots(tables: Mapping[str, Any], quality: Sequence[Mapping[str, Any]], fold
         drawn.append("speed_frontier")
     for name, (_, setting) in HEADINGS.items():
         curves = curves_of(tables[name], setting) if name != "modes" else []
+        # shorter blocks and drafts stay in the table: as curves they hide one another
+        curves = [
+            curve for curve in curves if "/" not in curve.name and not curve.name.startswith("speculative ")
+        ]
         if curves:
             plot_speedups(curves, setting, folder / f"speed_{name}.png")
             drawn.append(f"speed_{name}")

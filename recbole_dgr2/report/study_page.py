@@ -36,7 +36,7 @@ PAPER_SPEED = {"block 0.9": (0.2950, 2.4), "block 0.6": (0.2942, 3.3), "block 0.
 """R@1, and the speed-up over autoregressive decoding on one H100."""
 PROTOCOL = (
     "The paper's figures are of Qwen3-8B on 1,615 hits of one run, with candidates of another retriever and speeds of "
-    "one H100; ours are of a small model on {hardware}, on {n_hits} hits of {retriever} ({dataset}), averaged over "
+    "one H100; ours are of these runs' model on {hardware}, on {n_hits} hits of {retriever} ({dataset}), averaged over "
     "seeds: the steps from row to row compare, the levels do not."
 )
 EXPLAINED = (
@@ -46,7 +46,7 @@ EXPLAINED = (
     "answers of {sample} random users that are a permutation of the candidates; copied: share of the valid ones that "
     "only repeat the input order. tok/pass: tokens a forward pass, every pass after prefill counted. speed-up: at "
     "batch 1, over autoregressive decoding of the same weights, measured in turn on {timed} requests. training s: of "
-    "this stage alone, on a machine that other work shared. Students answer in blocks at tau 0.9, the teacher "
+    "this stage alone. Students answer in blocks at tau 0.9, the teacher "
     "autoregressively."
 )
 _MISSING = "-"
@@ -210,19 +210,21 @@ def _beside(study: Study) -> list[list[str]]:
     metrics = study.metrics
     cells = [["system", *(f"{who} {SHORT[metric]}" for metric in metrics for who in ("paper", "ours"))]]
     for name, figures in PAPER.items():
-        row = study.row(study.teacher or name) if name == TEACHERS[0] else study.row(name)
+        own_name = (study.teacher or name) if name == TEACHERS[0] else name
+        row = study.row(own_name)
         paper = dict(zip(SHORT, figures, strict=True))
         ours = {metric: row.by_seed(metric) if row else [] for metric in metrics}
         pairs = [
             (f"{paper[metric]:.4f}", _number(sum(own) / len(own) if own else None))
             for metric, own in ours.items()
         ]
-        cells.append([name, *(cell for pair in pairs for cell in pair)])
+        shown = name if own_name == name else f"{name} (ours: {own_name})"
+        cells.append([shown, *(cell for pair in pairs for cell in pair)])
     return cells
 
 
 def _beside_speed(study: Study) -> list[list[str]]:
-    """Thresholds of the last student that every seed has, beside the paper's."""
+    """Thresholds of the last student there is, beside the paper's."""
     students = [name for name in study.names if name in STUDENTS]
     last = students[-1] if students else STUDENTS[-1]
     cells = [["decoder", "paper R@1", "ours R@1", "paper speed-up", f"ours speed-up ({last})"]]

@@ -195,7 +195,7 @@ def _parts(report: Mapping[str, Any]) -> list[str | _Grid]:
             _Grid(faithfulness_cells(report["rows"]), 1),
         ]
     if report.get("comparisons"):
-        parts += ["Paired bootstrap on hits:", _Grid(comparison_cells(report["comparisons"]), 3)]
+        parts += ["Paired bootstrap on hits:", _Grid(comparison_cells(report["comparisons"]), 2)]
     if report.get("floors"):
         parts += [
             "The retriever's own order on hits (95 % intervals):",
