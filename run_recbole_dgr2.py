@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known, rest = parser.parse_known_args(words)
     from recbole_dgr2.quick_start import run_recbole_dgr2
     from recbole_dgr2.system import processes
+    from recbole_dgr2.system.command import INTERRUPTED
 
     files = known.config_files.replace(",", " ").split() if known.config_files else None
     try:
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except processes.Stopped:
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from what is kept", file=sys.stderr)
+        return INTERRUPTED
     except RuntimeError as error:
         if not processes.lost_peer(error):
             raise

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from recbole.config import Config as RecBoleConfig
-from recbole.utils import ModelType
+from recbole.evaluator.register import metrics_dict
+from recbole.utils import EvaluatorType, ModelType
 from recbole.utils.argument_list import (
     dataset_arguments,
     evaluation_arguments,
@@ -151,6 +152,8 @@ class Config(_QuietConfig):
                 )
             option = options.get(key)
             problem = option.problem(value) if option else None
+            if key == "metrics" and not problem:
+                problem = _metrics_problem(value)
             if problem:
                 raise ValueError(f"{where}: {problem}")
 
@@ -242,6 +245,20 @@ def _no_command_line() -> Iterator[None]:
 
 def _defaults(path: Path) -> dict[str, Any]:
     return {option.key: option.default for option in read_options(path)}
+
+
+def _metrics_problem(metrics: Sequence[str]) -> str | None:
+    """What is wrong with a list of RecBole's ranking metrics, in words, or None; RecBole ignores their case."""
+    ranking = {
+        name: metric for name, metric in metrics_dict.items() if metric.metric_type == EvaluatorType.RANKING
+    }
+    for name in map(str, metrics):
+        if name.lower() not in ranking:
+            near = nearest(name.lower(), ranking)
+            known = ", ".join(sorted(metric.__name__ for metric in ranking.values()))
+            hint = f"; did you mean {ranking[near].__name__!r}?" if near else ""
+            return f"expected ranking metrics of RecBole ({known}), got {name!r}{hint}"
+    return None
 
 
 def retriever_seed(config: Config) -> int:

@@ -257,7 +257,10 @@ def _users(text: str, run: OpenRun) -> list[str]:
     path = Path(text[1:])
     if not path.is_file():
         raise FileNotFoundError(f"users: no such file {path}")
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    users = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not users:
+        raise ValueError(f"users: {path} is empty, expected one user a line")
+    return users
 
 
 if __name__ == "__main__":

@@ -60,7 +60,10 @@ class Option:
         words = " or ".join(self.types)
         if self.range is None:
             return words
-        return f"one of {self.range[1:-1]}" if self.range.startswith("{") else f"{words} in {self.range}"
+        if not self.range.startswith("{"):
+            return f"{words} in {self.range}"
+        one = f"one of {self.range[1:-1]}"
+        return f"a list, such as [{self.words()[0]}], each {one}" if "list" in self.types else one
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value, in words, or None."""
@@ -121,6 +124,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such config file")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=YamlLoader)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""

@@ -67,7 +67,9 @@ def test_repeated_items_count_once_at_their_best(tmp_path: Path, caplog: pytest.
         lists = read(tmp_path / "a.csv", text)
     assert ids(lists)[2] == [1, 2, 0]
     assert lists.dropped == {"repeated items": 1, "unknown users": 1, "unknown items": 1}
-    assert "left out 1 repeated items, 1 unknown items, 1 unknown users" in caplog.text
+    for told in ("repeated items (first: {}:4: 'a')", "unknown items (first: {}:6: 'nothing')"):
+        assert f"1 of {told.format(tmp_path / 'a.csv')}" in caplog.text
+    assert f"1 of unknown users (first: {tmp_path / 'a.csv'}:5: 'nobody')" in caplog.text
 
 
 def test_phases(tmp_path: Path) -> None:

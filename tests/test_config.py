@@ -53,6 +53,12 @@ def test_command_line_of_the_process_is_not_read(toy_config: Build, monkeypatch:
         ({"n_candidates": "ten"}, r"n_candidates .*got str 'ten'"),
         ({"context": "casual"}, r"context .*one of causal, block.*did you mean 'causal'"),
         ({"stages": ["ar_techer"]}, r"stages .*did you mean 'ar_teacher'"),
+        (
+            {"stages": "ar_teacher,conversion"},
+            r"stages .*expected a list, such as \[ar_teacher\], each one of",
+        ),
+        ({"metrics": ["Recal"]}, r"metrics .*expected ranking metrics .*got 'Recal'; did you mean 'Recall'"),
+        ({"metrics": ["AUC"]}, r"metrics .*got 'AUC'"),
         ({"threads": "automatic"}, r"threads .*int or auto"),
         ({"mask_history": "yes please"}, r"mask_history .*expected bool"),
         ({"retriever": "SASrec"}, r"retriever: .*did you mean SASRec"),
@@ -75,6 +81,9 @@ def test_bad_values_are_one_line_errors(toy_config: Build, keys: dict[str, Any],
 
 
 def test_bad_words_and_files(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"tau: 0.8  # \xff\n")
+    with pytest.raises(ValueError, match=r"latin\.yaml: not UTF-8 text"):
+        Config(dataset="toy", config_file_list=[tmp_path / "latin.yaml"])
     with pytest.raises(ValueError, match=r"tua \(command line\).*'tau'"):
         Config(dataset="toy", arguments=["--tua=1"])
     with pytest.raises(ValueError, match="expected --key=value, got '-x'"):

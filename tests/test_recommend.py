@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,9 @@ def test_the_command(finished: Finished, tmp_path: Path, capsys: pytest.CaptureF
     assert main([*start, "--users=all", f"--output={tmp_path / 'a.jsonl'}"]) == 0
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 60
     capsys.readouterr()
+    (tmp_path / "nobody.txt").write_text("\n")
     for words, message in (
+        ([f"--users=@{tmp_path / 'nobody.txt'}"], "nobody.txt is empty, expected one user a line"),
         (["--users=@absent.txt"], "users: no such file absent.txt"),
         (["--users=u1", f"--output={tmp_path / 'a.xlsx'}"], "unknown ending"),
     ):
@@ -199,7 +202,9 @@ def test_files_that_are_not_what_was_written(finished: Finished, tmp_path: Path)
         open_run(tmp_path / "part")
 
 
-def test_a_candidate_file_instead_of_a_retriever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_file_instead_of_a_retriever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """RecBole #2014: rank recalled content. What a run exports is a retriever of its own, with the same figures."""
     monkeypatch.chdir(tmp_path)
     folder = write(tmp_path, walks())
@@ -215,7 +220,9 @@ def test_a_candidate_file_instead_of_a_retriever(tmp_path: Path, monkeypatch: py
     found, expected = recommend("out", users), recommend(first, users, system="retriever")
     assert [entry.items for entry in found] == [entry.items for entry in expected]
     (tmp_path / "few.jsonl").write_text('{"user_id": "u1", "items": ["i1", "i12", "i19", "i0"]}\n')
-    few = run(folder, candidate_file="few.jsonl", run_dir="few")
+    with caplog.at_level(logging.WARNING):
+        few = run(folder, candidate_file="few.jsonl", run_dir="few")
+    assert "few.jsonl: of 12 test users 11 have no candidates and 1 fewer than" in caplog.text
     assert few["n_users"] == 12
     assert few["floors"][2]["hits"] <= 1
     assert recommend("few", ["u2"], system="retriever")[0].status == "missing"

@@ -79,6 +79,20 @@ class _Collected:
     items: dict[tuple[Phase, int], list[int]] = field(default_factory=dict)
     scores: dict[tuple[Phase, int], list[float]] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    seen: set[tuple[Phase, int, int]] = field(default_factory=set)
+
+    def drop(self, kind: str, count: int, example: str) -> None:
+        """Count what is left out, and keep the first of its kind to name it."""
+        self.dropped[kind] += count
+        self.examples.setdefault(kind, example)
+
+    def told(self) -> str:
+        """Such as "1 of unknown items (first: file.csv:3: 'nope')"."""
+        return ", ".join(
+            f"{count} of {kind} (first: {self.examples[kind]})"
+            for kind, count in sorted(self.dropped.items())
+        )
 
 
 def read_candidate_file(path: Path, user_ids: Mapping[str, int], item_ids: Mapping[str, int]) -> FileLists:
@@ -101,7 +115,7 @@ def read_candidate_file(path: Path, user_ids: Mapping[str, int], item_ids: Mappi
     for where, user, items, scores, phase in _entries(path):
         seen += 1
         if user not in user_ids:
-            collected.dropped["unknown users"] += 1
+            collected.drop("unknown users", 1, f"{where}: {user!r}")
             continue
         key = (_phase(where, phase), user_ids[user])
         _extend(collected, key, (where, items, scores), item_ids)
@@ -109,11 +123,9 @@ def read_candidate_file(path: Path, user_ids: Mapping[str, int], item_ids: Mappi
         raise ValueError(
             f"{path}: none of its {seen} entries names a known user and item; expected the ids of the data set's .inter"
         )
-    lists = _sorted_lists(collected)
     if collected.dropped:
-        parts = ", ".join(f"{count} {reason}" for reason, count in sorted(collected.dropped.items()))
-        logger.warning("%s: left out %s", path, parts)
-    return FileLists(path, lists, dict(collected.dropped))
+        logger.warning("%s: left out %s", path, collected.told())
+    return FileLists(path, _sorted_lists(collected), dict(collected.dropped))
 
 
 def _extend(
@@ -126,8 +138,11 @@ def _extend(
     own, values = collected.items.setdefault(key, []), collected.scores.setdefault(key, [])
     for place, item in enumerate(items):
         if item not in item_ids:
-            collected.dropped["unknown items"] += 1
+            collected.drop("unknown items", 1, f"{where}: {item!r}")
             continue
+        if (*key, item_ids[item]) in collected.seen:
+            collected.drop("repeated items", 1, f"{where}: {item!r}")
+        collected.seen.add((*key, item_ids[item]))
         own.append(item_ids[item])
         values.append(-float(len(own)) if scores is None else _score(where, scores[place]))
     if not own:
@@ -141,8 +156,6 @@ def _sorted_lists(collected: _Collected) -> dict[Phase, dict[int, tuple[np.ndarr
         order = np.argsort(-scores, kind="stable")
         _, first = np.unique(ids[order], return_index=True)
         kept = order[np.sort(first)]
-        if len(kept) < len(ids):
-            collected.dropped["repeated items"] += len(ids) - len(kept)
         lists[phase][user] = (ids[kept], scores[kept].astype(np.float32))
     return lists
 

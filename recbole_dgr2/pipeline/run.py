@@ -96,8 +96,9 @@ class Run:
         logger.info("%s: started, %d thread%s", name, threads, "" if threads == 1 else "s")
         start = time.perf_counter()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        logger.info("%s: %.1f s", name, self.seconds[name])
+        took = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + took
+        logger.info("%s: %.1f s", name, took)
 
 
 def _threads_of_each() -> int:

@@ -173,7 +173,13 @@ class FileSource:
     def lists(self, phase: Phase) -> Candidates:
         """Lists of a phase; users without one have no candidates."""
         rows = leave_one_out_rows(self._sequences, phase)
-        return self._lists.candidates(rows, self._sequences, phase, self._options)
+        lists = self._lists.candidates(rows, self._sequences, phase, self._options)
+        empty, short = lists.counts == 0, (lists.counts > 0) & (lists.counts < self._options.width)
+        if phase == "test" and (empty.any() or short.any()):
+            text = "%s: of %d test users %d have no candidates and %d fewer than %d"
+            sizes = (len(lists), int(empty.sum()), int(short.sum()), self._options.width)
+            logger.warning(text, self._lists.path, *sizes)
+        return lists
 
     def propose(self, rows: Rows) -> Candidates:
         """The test lists of the rows' users."""

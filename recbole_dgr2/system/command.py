@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 Arguments = Sequence[str] | None
+INTERRUPTED = 130  # what shells give for a program that SIGINT ended
 
 
 def command(body: Callable[[Arguments], None]) -> Callable[..., int]:
     """Makes a `main(arguments)` of a command's body: exit status 0, or 2 with one line on stderr.
 
-    Errors that a user can mend are ValueError and OSError; anything else is a fault of the program and is raised.
+    An interrupt (Ctrl-C) gives 130. Errors that a user can mend are ValueError and OSError; anything else is a fault of
+    the program and is raised.
     """
 
     @functools.wraps(body)
@@ -23,6 +25,9 @@ def command(body: Callable[[Arguments], None]) -> Callable[..., int]:
         except (ValueError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted\n")
+            return INTERRUPTED
         return 0
 
     return main
