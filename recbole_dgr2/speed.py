@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from recbole_dgr2.pipeline.work import Lists, work_of
 from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.speed_page import write_page
 from recbole_dgr2.report.trace_view import print_view
-from recbole_dgr2.system.command import Arguments, command, command_parser
+from recbole_dgr2.system.command import Arguments, comma_separated, command, command_parser
 from recbole_dgr2.system.threads import choose_threads
 
 OUTPUTS = (16, 32, 64, 128)
@@ -139,16 +138,9 @@ def main(arguments: Arguments = None) -> None:
         print_view(view)
 
 
-def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    def numbers(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",") if part]
-
-    return numbers
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("speed", __doc__)
-    add = parser.add_argument
+    add, floats, whole = parser.add_argument, comma_separated(float), comma_separated(int)
     add("--run_dir", type=Path, required=True, help="folder of a finished run")
     add(
         "--output",
@@ -166,18 +158,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--requests", type=int, default=40, help="hits timed at batch 1 (default: 40)")
     add("--rounds", type=int, default=3, help="times each decoder goes through its prompts (default: 3)")
-    add("--taus", type=_numbers(float), default=[0.4, 0.6, 0.9, 0.99], help="thresholds, comma-separated")
-    add("--blocks", type=_numbers(int), default=[8, 16, 32], help="block and draft lengths, comma-separated")
+    add("--taus", type=floats, default=[0.4, 0.6, 0.9, 0.99], help="thresholds, comma-separated")
+    add("--blocks", type=whole, default=[8, 16, 32], help="block and draft lengths, comma-separated")
     rules = ["block factor=1", "block entropy=0.3", "block static=8"]
-    add("--rules", type=_numbers(str), default=rules, help="further commit rules, such as 'block factor=1'")
-    add("--batches", type=_numbers(int), default=[1, 4, 16, 64], help="batch sizes, comma-separated")
+    add(
+        "--rules",
+        type=comma_separated(str),
+        default=rules,
+        help="further commit rules, such as 'block factor=1'",
+    )
+    add("--batches", type=whole, default=[1, 4, 16, 64], help="batch sizes, comma-separated")
     add(
         "--outputs",
-        type=_numbers(int),
+        type=whole,
         help=f"output lengths, comma-separated (default: {OUTPUTS}, where allowed)",
     )
     inputs = [32, 128, 512, 2048, 4096]
-    add("--inputs", type=_numbers(int), default=inputs, help="input lengths, comma-separated")
+    add("--inputs", type=whole, default=inputs, help="input lengths, comma-separated")
     add("--threads", type=int, default=0, help="torch threads, 0: measured (default: 0)")
     compiled = "compile the forward pass (minutes at first), for all decoders alike"
     add("--compile", action="store_true", help=compiled)

@@ -23,9 +23,7 @@ import argparse
 import logging
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,7 +32,7 @@ from recbole_dgr2.pipeline.study import Plan, Study, read_study
 from recbole_dgr2.pipeline.study_members import variant
 from recbole_dgr2.report.study_page import study_page
 from recbole_dgr2.system.cache import write_text
-from recbole_dgr2.system.command import Arguments, command, command_parser
+from recbole_dgr2.system.command import Arguments, comma_separated, command, command_parser
 from recbole_dgr2.system.threads import choose_threads
 
 TAUS = [1.0, 0.9, 0.6, 0.4]
@@ -83,19 +81,14 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    def listed(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",") if part]
-
-    listed.__name__ = f"comma-separated {kind.__name__}"  # argparse says "invalid <name> value"
-    return listed
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("study", __doc__)
     add = parser.add_argument
     add(
-        "--runs", type=_listed(Path), default=[], help="folders of finished runs, one a seed, comma-separated"
+        "--runs",
+        type=comma_separated(Path),
+        default=[],
+        help="folders of finished runs, one a seed, comma-separated",
     )
     add(
         "--variants",
@@ -106,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--taus",
-        type=_listed(float),
+        type=comma_separated(float),
         default=TAUS,
         help="thresholds (default: 1,0.9,0.6,0.4; 0.9 is always there)",
     )

@@ -6,6 +6,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Arguments = Sequence[str] | None
 INTERRUPTED = 130  # what shells give for a program that SIGINT ended
@@ -41,3 +42,13 @@ def command_parser(name: str, text: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """An argparse type: a list of `kind`, its parts separated by commas, empty ones left out."""
+
+    def listed(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",") if part]
+
+    listed.__name__ = f"comma-separated {kind.__name__}"  # argparse says "invalid <name> value"
+    return listed
