@@ -18,10 +18,10 @@ from recbole_dgr2.data.prompt import label
 from recbole_dgr2.decode import Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.checkpoint import load_stage, read_info
+from recbole_dgr2.pipeline.open_run import OpenRun, open_run
 from recbole_dgr2.pipeline.preparation import draw_lists, make_lists, tasks_of
 from recbole_dgr2.pipeline.reranker import LanguageModelReranker
 from recbole_dgr2.pipeline.stage_order import ancestor_teacher, broken_lineage, require_lineage
-from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.diagnostics import Commits, MaskedSlots, diagnosis, diagnostics_page
 from recbole_dgr2.report.plots import plot_calibration, plot_divergence
 from recbole_dgr2.system.cache import write_text

@@ -16,8 +16,8 @@ from typing import Any
 
 from recbole_dgr2.model.backbone import Backbone, hide_progress_bars
 from recbole_dgr2.model.checkpoint import INFO_FILE, StageInfo, load_stage, save_stage
+from recbole_dgr2.pipeline.open_run import STAGES
 from recbole_dgr2.pipeline.run_files import RUN_FILE
-from recbole_dgr2.recommend import STAGES
 from recbole_dgr2.system.command import Arguments, command, command_parser
 
 

@@ -39,11 +39,11 @@ from recbole_dgr2.pipeline.run_files import (
     write_grounding,
     write_run_file,
 )
+from recbole_dgr2.pipeline.semantic_ids import add_semantic_ids, check_semantic_ids
 from recbole_dgr2.pipeline.stage_order import require_shardable, start_folder
 from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
 from recbole_dgr2.report.floors import Floor, agree, floor_of
 from recbole_dgr2.report.tables import Row, RunInfo, build_report, print_report, write_report
-from recbole_dgr2.semantic_ids import add_semantic_ids, check_semantic_ids
 from recbole_dgr2.system import processes
 from recbole_dgr2.system.cache import Cache, data_fingerprint
 from recbole_dgr2.system.paths import prompt_file

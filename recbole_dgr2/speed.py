@@ -18,16 +18,13 @@ from typing import Any
 
 import torch
 
-from recbole_dgr2.config import Config
 from recbole_dgr2.decode import DecodeOptions
 from recbole_dgr2.decode.costs import measure_pass_costs
 from recbole_dgr2.model.forward import compile_passes
 from recbole_dgr2.pipeline.bench import AR, GENERATE, Bench
+from recbole_dgr2.pipeline.open_run import OpenRun, changed_options, open_run
 from recbole_dgr2.pipeline.run import hardware, library_versions
-from recbole_dgr2.pipeline.run_files import read_run_file
-from recbole_dgr2.pipeline.stage_order import PARENTS
 from recbole_dgr2.pipeline.work import Lists, work_of
-from recbole_dgr2.recommend import OpenRun, open_run
 from recbole_dgr2.report.speed_page import write_page
 from recbole_dgr2.report.trace_view import print_view
 from recbole_dgr2.system.command import Arguments, comma_separated, command, command_parser
@@ -70,22 +67,6 @@ def run(bench: Bench, lists: Lists, options: argparse.Namespace) -> dict[str, An
         "tables": tables,
         "costs": costs,
         "inputs": [bench.after(length, tables["modes"]) for length in options.inputs],
-    }
-
-
-def changed_options(opened: OpenRun) -> dict[str, Any]:
-    """Options of the run, and of the stages it trained, that are not the defaults of its data set; no folders."""
-    saved = read_run_file(opened.folder)
-    folder = str(Path(opened.config["data_path"]).parent)
-    defaults = Config("DGR2", saved.dataset, None, {"data_path": folder})
-    skipped = ("data_path", "run_dir", "checkpoint_dir", "cache_dir", "retriever_checkpoint", "show_progress")
-    later = tuple(f"{stage}_" for stage in PARENTS if stage not in saved.options["stages"])
-    return {
-        key: Path(value).stem if key == "prompt" else value
-        for key, value in sorted(saved.options.items())
-        if key not in skipped
-        and not key.startswith(later)
-        and (key not in defaults or defaults[key] != value)
     }
 
 

@@ -22,9 +22,9 @@ from recbole_dgr2.data.ranking import parse_ranking
 from recbole_dgr2.decode import DecodeOptions, DecodeResult
 from recbole_dgr2.export import export
 from recbole_dgr2.pipeline import stages
+from recbole_dgr2.pipeline.open_run import open_run
 from recbole_dgr2.pipeline.reranker import LanguageModelReranker
 from recbole_dgr2.pipeline.work import Work, work_of
-from recbole_dgr2.recommend import open_run
 from recbole_dgr2.report.throughput import measure
 from tests.test_export import ELSEWHERE
 from tests.toy_run import ROOT, TINY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,18 @@ def test_scores_are_rounded_utilities() -> None:
     assert np.array_equal(fitted.scores(levels), fitted.points(levels).sum(axis=-1) + slots)
 
 
+def test_finer_points_come_closer_to_the_logit() -> None:
+    """The order of the scores goes to that of the utilities; three points are the default."""
+    fitted = fit_reasoner(*lists(500), n_levels=3)
+    assert fitted.points_per_unit == POINTS_PER_UNIT
+    fine = replace(fitted, points_per_unit=1e6)
+    levels, _ = lists(50, seed=2)
+    exact = np.argsort(-fitted.utilities(levels), axis=-1, kind="stable")
+    assert np.array_equal(fine.order(levels, 4), exact)
+    assert not np.array_equal(replace(fitted, points_per_unit=0.5).order(levels, 4), exact)
+    assert np.abs(fine.scores(levels) - 1e6 * fitted.utilities(levels)).max() <= 3 / 2
+
+
 def test_equal_candidates_keep_the_retrievers_order() -> None:
     assert reasoner().order(np.ones((3, 2), dtype=int), 3).tolist() == [0, 1, 2]
     assert reasoner().order(np.array([[0, 1], [2, 0], [0, 1]]), 3).tolist() == [1, 0, 2]
@@ -110,6 +123,13 @@ def test_round_trip_through_json() -> None:
     again = Reasoner.from_dict(json.loads(json.dumps(fitted.to_dict())))
     for name, value in vars(fitted).items():
         assert np.array_equal(getattr(again, name), value)
+
+
+def test_a_reasoner_without_its_points_is_refused() -> None:
+    values = fit_reasoner(*lists(100), n_levels=3).to_dict()
+    del values["points_per_unit"]
+    with pytest.raises(ValueError, match="lacks 'points_per_unit'"):
+        Reasoner.from_dict(values)
 
 
 def test_no_hit_is_an_error() -> None:

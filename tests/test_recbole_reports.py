@@ -22,7 +22,7 @@ from recbole_dgr2.config import Config
 from recbole_dgr2.data.candidates import HeadOptions, build_candidates
 from recbole_dgr2.data.sequences import Sequences, leave_one_out_rows
 from recbole_dgr2.model.retriever import train_retriever
-from recbole_dgr2.recommend import open_run
+from recbole_dgr2.pipeline.open_run import open_run
 from recbole_dgr2.report.tables import render_markdown
 from recbole_dgr2.utils import (
     build_trainer,

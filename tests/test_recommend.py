@@ -14,7 +14,8 @@ import pytest
 from recbole_dgr2.data.candidate_files import read_candidate_file
 from recbole_dgr2.data.ranking import Ranking
 from recbole_dgr2.pipeline import retrieval
-from recbole_dgr2.recommend import OpenRun, main, open_run, recommend, status_of
+from recbole_dgr2.pipeline.open_run import OpenRun, open_run, status_of
+from recbole_dgr2.recommend import main, recommend
 from recbole_dgr2.report.export import write_lists
 from tests.atomic import run, walks, write
 from tests.toy_run import Finished

@@ -9,8 +9,8 @@ import pytest
 
 from recbole_dgr2.data.template import load_template
 from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline.open_run import open_run
 from recbole_dgr2.pipeline.preparation import tasks_of
-from recbole_dgr2.recommend import open_run
 from recbole_dgr2.system.paths import prompt_file
 from tests.toy_run import Finished, run
 

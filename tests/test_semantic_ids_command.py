@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recbole_dgr2 import semantic_ids
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.quantized import CodeOptions, Quantized
 from recbole_dgr2.data.rqvae import RQVAEOptions, rqvae
 from recbole_dgr2.data.semantic_id import read_index
-from recbole_dgr2.pipeline import views
+from recbole_dgr2.pipeline import semantic_ids, views
 from recbole_dgr2.pipeline.preparation import Data, load_data
+from recbole_dgr2.semantic_ids import main
 from recbole_dgr2.system.cache import Cache
 from recbole_dgr2.utils import item_tokens
 from tests.toy_run import ROOT
@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(*words: str, output: str = "out/toy.json") -> int:
-    return semantic_ids.main([*TOY, f"--output={output}", *words])
+    return main([*TOY, f"--output={output}", *words])
 
 
 @pytest.mark.parametrize("kind", ["kmeans", "rqvae"])

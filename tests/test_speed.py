@@ -14,8 +14,8 @@ from recbole_dgr2.decode import costs
 from recbole_dgr2.decode.outside import generate
 from recbole_dgr2.pipeline import bench
 from recbole_dgr2.pipeline.bench import Contender, contender
+from recbole_dgr2.pipeline.open_run import open_run
 from recbole_dgr2.pipeline.work import Lists, Work
-from recbole_dgr2.recommend import open_run
 from recbole_dgr2.report.speed import (
     auto_cells,
     cost_cells,

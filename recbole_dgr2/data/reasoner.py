@@ -14,8 +14,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 POINTS_PER_UNIT = 3.0
-"""Points for one unit of utility (a factor e in the odds). Rounding costs little accuracy from two points on; three
-make ties rare, which are harder to learn than sums."""
+"""Points for one unit of utility (a factor e in the odds), unless told otherwise. Two are too few: ties are harder to
+learn than sums. The more there are, the closer the scores are to the logit, and the more sums have to be learnt."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,16 @@ class Reasoner:
     """A conditional logit over F facts of `n_levels` levels, and the scorecard that is its rounded form.
 
     weights: float64 [F, n_levels]; rank_weights: float64 [N], by the retriever's slot. Both are shifted so that the
-    least of each fact, and of the slots, is 0.
+    least of each fact, and of the slots, is 0. points_per_unit: points for one unit of utility.
     """
 
     weights: np.ndarray
     rank_weights: np.ndarray
+    points_per_unit: float = POINTS_PER_UNIT
 
     def points(self, levels: np.ndarray) -> np.ndarray:
         """Whole points that each fact gives a candidate, int64 [..., N, F], for levels int64 [..., N, F]."""
-        table = np.rint(self.weights * POINTS_PER_UNIT).astype(np.int64)
+        table = np.rint(self.weights * self.points_per_unit).astype(np.int64)
         return table[np.arange(levels.shape[-1]), levels]
 
     def utilities(self, levels: np.ndarray) -> np.ndarray:
@@ -44,7 +45,7 @@ class Reasoner:
 
         A sum of small whole numbers is a task that a small model can learn exactly.
         """
-        slots = np.rint(self.rank_weights * POINTS_PER_UNIT).astype(np.int64)
+        slots = np.rint(self.rank_weights * self.points_per_unit).astype(np.int64)
         return self.points(levels).sum(axis=-1) + slots[: levels.shape[-2]]
 
     def strongest_facts(self, levels: np.ndarray, most: int) -> np.ndarray:
@@ -61,13 +62,20 @@ class Reasoner:
         return promote(self.scores(levels), promoted)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, for JSON."""
-        return {name: values.tolist() for name, values in vars(self).items()}
+        """Numbers and lists of numbers, for JSON."""
+        lists = {"weights": self.weights.tolist(), "rank_weights": self.rank_weights.tolist()}
+        return {**lists, "points_per_unit": self.points_per_unit}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Reasoner:
-        """The inverse of `to_dict`."""
-        return cls(**{name: np.asarray(value, dtype=np.float64) for name, value in values.items()})
+        """The inverse of `to_dict`; ValueError where a value is missing."""
+        missing = [name for name in ("weights", "rank_weights", "points_per_unit") if name not in values]
+        if missing:
+            raise ValueError(f"the reasoner lacks {missing[0]!r}")
+        weights, by_slot = (
+            np.asarray(values[name], dtype=np.float64) for name in ("weights", "rank_weights")
+        )
+        return cls(weights, by_slot, values["points_per_unit"])
 
 
 def promote(scores: np.ndarray, promoted: int) -> np.ndarray:

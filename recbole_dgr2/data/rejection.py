@@ -19,7 +19,7 @@ from recbole_dgr2.data.item_text import ItemText
 from recbole_dgr2.data.lessons import Lesson
 from recbole_dgr2.data.prompt import render_prompt
 from recbole_dgr2.data.ranking import parse_ranking
-from recbole_dgr2.data.reasoner import POINTS_PER_UNIT, Reasoner
+from recbole_dgr2.data.reasoner import Reasoner
 from recbole_dgr2.data.tasks import RankingTask
 from recbole_dgr2.data.template import PromptTemplate
 from recbole_dgr2.data.trace_reading import hint
@@ -144,7 +144,9 @@ class EvidenceSource:
         scores = self._reasoner.scores(job.task.levels)
         if job.attempt:
             random = np.random.default_rng((self._options.seed, job.task.key, job.attempt))
-            noise = self._options.temperature * POINTS_PER_UNIT * random.gumbel(size=len(scores))
+            noise = (
+                self._options.temperature * self._reasoner.points_per_unit * random.gumbel(size=len(scores))
+            )
             noisy = np.rint(scores + noise - noise.mean()).astype(np.int64)
             scores = noisy - min(noisy.min(), 0)
         if job.note is not None:

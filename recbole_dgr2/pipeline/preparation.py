@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,8 @@ def _weigh(facts: np.ndarray, train: Lists, options: PromptOptions) -> tuple[Fac
     every = fit_reasoner(levels, train.slots, options.fact_levels, filled=filled)
     strongest = every.strongest_facts(levels[filled], options.n_facts)
     scale = scale.only([scale.active[fact] for fact in strongest])
-    return scale, fit_reasoner(scale.levels(facts), train.slots, options.fact_levels, filled=filled)
+    reasoner = fit_reasoner(scale.levels(facts), train.slots, options.fact_levels, filled=filled)
+    return scale, replace(reasoner, points_per_unit=options.points_per_unit)
 
 
 def ground(

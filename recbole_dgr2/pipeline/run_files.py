@@ -66,10 +66,10 @@ def read_run_file(folder: Path) -> SavedRun:
         raise FileNotFoundError(
             f"{folder}: no {RUN_FILE} in it, expected the folder of a run of run_recbole_dgr2.py"
         )
-    content = read_json_object(path, "run again")
-    if content.get("format") != FORMAT:
+    content = read_json_object(path, "run again", ("format", "dataset", "options", "data"))
+    if content["format"] != FORMAT:
         raise ValueError(
-            f"{path}: format {content.get('format')!r}, expected {FORMAT}; run again with this version"
+            f"{path}: format {content['format']!r}, expected {FORMAT}; run again with this version"
         )
     return SavedRun(content["dataset"], content["options"], content["data"])
 
@@ -86,8 +86,11 @@ def read_grounding(path: Path) -> tuple[FactScale, Reasoner]:
     """What `write_grounding` wrote; FileNotFoundError or ValueError where it is not there or not of these facts."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the run had no training lists with a hit")
-    content = read_json_object(path, "run again")
-    if content.get("format") != FORMAT or tuple(content.get("facts", ())) != FACTS:
-        raise ValueError(f"{path}: written by another version (facts {content.get('facts')}); run again")
+    content = read_json_object(path, "run again", ("format", "facts", "n_levels", "edges", "reasoner"))
+    if content["format"] != FORMAT or tuple(content["facts"]) != FACTS:
+        raise ValueError(f"{path}: written by another version (facts {content['facts']}); run again")
     scale = FactScale(content["n_levels"], tuple(tuple(bounds) for bounds in content["edges"]))
-    return scale, Reasoner.from_dict(content["reasoner"])
+    try:
+        return scale, Reasoner.from_dict(content["reasoner"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; run again") from error

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from recbole_dgr2.decode import DecodeOptions
 from recbole_dgr2.model.adapters import merge, weights_digest
 from recbole_dgr2.model.checkpoint import read_info
+from recbole_dgr2.pipeline.open_run import OpenRun, changed_options
 from recbole_dgr2.pipeline.rank_files import RANKS_FILE, read_ranks
 from recbole_dgr2.pipeline.reranker import LanguageModelReranker
 from recbole_dgr2.pipeline.study_decoding import BATCH, Bank, equal_share, plain_entry
@@ -29,11 +30,9 @@ from recbole_dgr2.pipeline.study_members import (
     require_same_lists,
     training_seconds,
 )
-from recbole_dgr2.recommend import OpenRun
 from recbole_dgr2.report.assessment import draw_sample
 from recbole_dgr2.report.comparison import PLAIN_SYSTEMS
 from recbole_dgr2.report.study_figures import AR, FLOOR, NAIVE, PLAIN, SPECULATIVE, TAU
-from recbole_dgr2.speed import changed_options
 from recbole_dgr2.system.cache import write_text
 from recbole_dgr2.system.files import read_json_object
 from recbole_dgr2.trainer import convert
@@ -268,11 +267,8 @@ def read_study(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; run the command without --render first")
-    content = read_json_object(path, "give another --output")
-    missing = [key for key in ("entries", "speeds", *SETTINGS) if key not in content]
-    if missing:
-        raise ValueError(f"{path}: lacks {missing[0]!r}, so it is no file of a study; give another --output")
-    return content
+    keys = ("entries", "speeds", "command", "hardware", "threads", "versions", *SETTINGS)
+    return read_json_object(path, "so it is no file of a study; give another --output", keys)
 
 
 def compact_json(content: Mapping[str, Any]) -> str:

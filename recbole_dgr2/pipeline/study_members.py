@@ -12,11 +12,11 @@ import numpy as np
 
 from recbole_dgr2.config import Config, retriever_seed
 from recbole_dgr2.model.checkpoint import INFO_FILE, read_info
+from recbole_dgr2.pipeline.open_run import STAGES, OpenRun, open_run
 from recbole_dgr2.pipeline.preparation import Lists, make_lists
 from recbole_dgr2.pipeline.rank_files import lists_digest
 from recbole_dgr2.pipeline.run_files import SavedRun, read_run_file
 from recbole_dgr2.pipeline.stage_order import TEACHER, TEACHER_RL, ancestor_teacher
-from recbole_dgr2.recommend import STAGES, OpenRun, open_run
 from recbole_dgr2.report.study_figures import NAIVE, ROWS
 
 SAME_OPTIONS = ("n_candidates", "mask_history", "topk", "max_new_tokens")

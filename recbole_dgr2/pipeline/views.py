@@ -62,11 +62,12 @@ class CandidateOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Item text columns (None: absent), prompt file, and levels in which facts are worded."""
+    """Item text columns (None: absent), prompt file, levels in which facts are worded, and points of the scores."""
 
     prompt: str
     fact_levels: int
     n_facts: int
+    points_per_unit: float
     title_field: str | None
     category_field: str | None
     brand_field: str | None

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from recbole_dgr2.decode import Request
+from recbole_dgr2.pipeline.open_run import OpenRun
 from recbole_dgr2.pipeline.preparation import draw_lists, make_lists, tasks_of
 from recbole_dgr2.pipeline.reranker import LanguageModelReranker
-from recbole_dgr2.recommend import OpenRun
 
 
 @dataclass(frozen=True)
