@@ -28,7 +28,7 @@ from recbole_dgr2.pipeline.work import Lists, work_of
 from recbole_dgr2.report.speed_page import write_page
 from recbole_dgr2.report.trace_view import print_view
 from recbole_dgr2.system.command import Arguments, comma_separated, command, command_parser
-from recbole_dgr2.system.threads import choose_threads
+from recbole_dgr2.system.threads import use_threads
 
 OUTPUTS = (16, 32, 64, 128)
 AUTO = ("auto", "auto any")
@@ -94,7 +94,7 @@ def main(arguments: Arguments = None) -> None:
     """Run the command line."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads or choose_threads())
+    use_threads(options.threads)
     changes = {"data_path": options.data_path} if options.data_path else {}
     opened = open_run(options.run_dir, show_progress=False, **changes)
     bench, lists = _bench(opened, options)

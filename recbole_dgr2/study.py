@@ -23,17 +23,19 @@ import argparse
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from recbole_dgr2.pipeline.run import hardware, library_versions
-from recbole_dgr2.pipeline.study import Plan, Study, read_study
+from recbole_dgr2.pipeline.study import Plan, Study
+from recbole_dgr2.pipeline.study_file import read_study
 from recbole_dgr2.pipeline.study_members import variant
 from recbole_dgr2.report.study_page import study_page
 from recbole_dgr2.system.cache import write_text
 from recbole_dgr2.system.command import Arguments, comma_separated, command, command_parser
-from recbole_dgr2.system.threads import choose_threads
+from recbole_dgr2.system.threads import use_threads
 
 TAUS = [1.0, 0.9, 0.6, 0.4]
 
@@ -45,11 +47,12 @@ def main(arguments: Arguments = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if options.output.suffix != ".json":
         raise ValueError(f"output={options.output}: expected a file that ends in .json")
+    given = sys.argv[1:] if arguments is None else arguments
     if options.render:
+        _require_alone(given)
         content = read_study(options.output)
     else:
-        torch.set_num_threads(options.threads or choose_threads())
-        given = sys.argv[1:] if arguments is None else arguments
+        use_threads(options.threads)
         about = {
             "command": shlex.join(["python", "-m", "recbole_dgr2.study", *given]),
             "variants": options.variants,
@@ -61,6 +64,14 @@ def main(arguments: Arguments = None) -> None:
     page = study_page(content)
     write_text(options.output.with_suffix(".md"), page)
     sys.stdout.write(page)
+
+
+def _require_alone(given: Sequence[str]) -> None:
+    """ValueError where --render stands beside an option that it would not heed."""
+    names = [word.partition("=")[0] for word in given if word.startswith("--")]
+    others = [name for name in names if name not in ("--render", "--output")]
+    if others:
+        raise ValueError(f"render: makes the page from the JSON alone, expected --output and no {others[0]}")
 
 
 def _plan(options: argparse.Namespace) -> Plan:

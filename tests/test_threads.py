@@ -7,7 +7,13 @@ import math
 import pytest
 import torch
 
-from recbole_dgr2.system.threads import PROBE_SECONDS, choose_threads, pick_threads, thread_counts
+from recbole_dgr2.system.threads import (
+    PROBE_SECONDS,
+    choose_threads,
+    pick_threads,
+    thread_counts,
+    use_threads,
+)
 
 
 class Machine:
@@ -80,3 +86,10 @@ def test_choose_threads_leaves_torch_alone() -> None:
     assert choose_threads() >= 1
     assert torch.get_num_threads() == before
     assert PROBE_SECONDS < 1
+
+
+def test_a_number_of_threads_below_none_is_refused() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match="threads=-1: expected a number of threads, or 0"):
+        use_threads(-1)
+    assert torch.get_num_threads() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,9 @@ from recbole_dgr2.model.checkpoint import read_info
 from recbole_dgr2.pipeline.open_run import OpenRun, changed_options
 from recbole_dgr2.pipeline.rank_files import RANKS_FILE, read_ranks
 from recbole_dgr2.pipeline.reranker import LanguageModelReranker
+from recbole_dgr2.pipeline.run_files import read_run_file
 from recbole_dgr2.pipeline.study_decoding import BATCH, Bank, equal_share, plain_entry
+from recbole_dgr2.pipeline.study_file import SETTINGS, compact_json, read_study
 from recbole_dgr2.pipeline.study_members import (
     Member,
     RunLists,
@@ -34,11 +35,8 @@ from recbole_dgr2.report.assessment import draw_sample
 from recbole_dgr2.report.comparison import PLAIN_SYSTEMS
 from recbole_dgr2.report.study_figures import AR, FLOOR, NAIVE, PLAIN, SPECULATIVE, TAU
 from recbole_dgr2.system.cache import write_text
-from recbole_dgr2.system.files import read_json_object
 from recbole_dgr2.trainer import convert
 
-SETTINGS = ("lists", "sample", "sample_seed", "max_new_tokens")
-"""What entries of one file must share."""
 KEY = ("name", "seed", "weights")
 
 logger = logging.getLogger(__name__)
@@ -79,7 +77,7 @@ class Study:
         self._members = members_of(plan.runs, plan.variants)
         self._opened: tuple[Path, OpenRun, RunLists] | None = None
         self._runs = list(dict.fromkeys([*plan.runs, *(member.run for member in self._members)]))
-        self._weights = {member: weights_digest(member.folder) for member in self._members}
+        self._weights = {member: _digest(member) for member in self._members}
         plain, options = self._checked()
         opened, tested = self._open(plan.runs[0])  # open still
         self._sample_seed = int(opened.config["seed"])
@@ -235,6 +233,15 @@ class Study:
         return Bank(reranker, tested, self._sample, self._sample_seed)
 
 
+def _digest(member: Member) -> str:
+    """What decides a member's outputs: its weights, and for `naive`, whose folder has none yet, its conversion."""
+    weights = weights_digest(member.folder)
+    if member.name != NAIVE:
+        return weights
+    options = read_run_file(member.run).options
+    return f"{weights}, {options['block_size']} {options['context']}"
+
+
 def _converted(opened: OpenRun, reranker: LanguageModelReranker) -> LanguageModelReranker:
     """The teacher's weights as a block-diffusion model, without training."""
     plain, spec = convert(merge(reranker.backbone), opened.config["block_size"], opened.config["context"])
@@ -257,33 +264,6 @@ def _plain_entries(opened: OpenRun, tested: RunLists) -> list[dict[str, Any]]:
         for name in PLAIN_SYSTEMS
         if name in ranks
     ]
-
-
-def read_study(path: Path) -> dict[str, Any]:
-    """The file of a study.
-
-    Raises:
-        FileNotFoundError, ValueError: no such file, or not one of a study.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; run the command without --render first")
-    keys = ("entries", "speeds", "command", "hardware", "threads", "versions", *SETTINGS)
-    return read_json_object(path, "so it is no file of a study; give another --output", keys)
-
-
-def compact_json(content: Mapping[str, Any]) -> str:
-    """JSON with one line a key, and one an entry of a list of objects."""
-
-    def shown(value: Any) -> str:
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            return "[\n" + ",\n".join(f"  {_dump(one)}" for one in value) + "\n ]"
-        return _dump(value)
-
-    return "{\n" + ",\n".join(f" {_dump(key)}: {shown(value)}" for key, value in content.items()) + "\n}\n"
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def common_options(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

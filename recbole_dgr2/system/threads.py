@@ -35,6 +35,13 @@ def choose_threads() -> int:
         torch.set_num_threads(before)
 
 
+def use_threads(count: int) -> None:
+    """Let torch use `count` threads, or as many as are measured to be best where it is 0; ValueError below 0."""
+    if count < 0:
+        raise ValueError(f"threads={count}: expected a number of threads, or 0 to have it measured")
+    torch.set_num_threads(count or choose_threads())
+
+
 def available_cores() -> int:
     """Cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
