@@ -93,7 +93,13 @@ class Measurement:
         content.setdefault(section, {})[name] = entry
         content |= {"versions": library_versions(), "hardware": hardware()}
         write_text(self.output, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        write_text(self.output.with_suffix(".md"), benchmark_page(content))
+        self.write_page(content)
+
+    def write_page(self, content: Mapping[str, Any]) -> None:
+        """Write the page; it names the studies beside it, <output>_<anything>.json with a page of their own."""
+        others = sorted(self.output.parent.glob(f"{self.output.stem}_*.json"))
+        studies = [page.name for other in others if (page := other.with_suffix(".md")).is_file()]
+        write_text(self.output.with_suffix(".md"), benchmark_page(content, studies))
 
     def add_splits(self, retriever: str, found: Mapping[str, Any]) -> None:
         """Put what was found under some splits beside what the JSON file holds of the retriever under others."""
@@ -241,8 +247,7 @@ def main(arguments: Arguments = None) -> None:
         measurement.add("retrievers", name, measure_retriever(measurement, name))
     for name, splits in asked:
         measurement.add_splits(name, measure_splits(measurement, name, splits))
-    content = measurement.read()
-    write_text(known.output.with_suffix(".md"), benchmark_page(content))
+    measurement.write_page(measurement.read())
 
 
 if __name__ == "__main__":

@@ -151,6 +151,14 @@ def test_a_page_of_nothing() -> None:
     assert markdown([["a", "b"], ["1", "2"]]) == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
 
 
+def test_the_page_names_the_studies_beside_it(tmp_path: Path) -> None:
+    for name in ("own.json", "own_stages.json", "own_stages.md", "own_unfinished.json", "other_stages.md"):
+        (tmp_path / name).write_text("{}")
+    benchmark.Measurement("x", {}, tmp_path / "own.json").write_page({"dataset": "x"})
+    links = [line for line in (tmp_path / "own.md").read_text().splitlines() if line.startswith("- [")]
+    assert links == ["- [own_stages.md](own_stages.md)"]
+
+
 def test_splits_are_all_or_some() -> None:
     assert chosen_splits("ItemKNN") == ("ItemKNN", SPLITS)
     assert chosen_splits("SASRec:last_m+leaky") == ("SASRec", ("last_m", "leaky"))

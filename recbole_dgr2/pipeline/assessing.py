@@ -62,7 +62,15 @@ def assess(
     speed = processes.from_main(lambda: _timed(name, decoders, requests, mode))
     rule = (options.tau, options.block_size) if mode == "block" else (None, None)
     decode = None if speed is None else Decode(mode, 1, speed, *rule)
+    logger.info("%s: %s", name, _outline(row))
     return replace(row, decode=decode, faithfulness=faithfulness)
+
+
+def _outline(row: Row) -> str:
+    """Accuracy on hits and validity in a line: a long run tells how it stands before its report."""
+    figures = [f"{metric} {row.hits[metric]:.4f}" for metric in ("recall@1", "ndcg@3") if metric in row.hits]
+    rates = {"valid": row.validity and row.validity.rate, "copied": row.copied}
+    return ", ".join([*figures, *(f"{key} {value:.4f}" for key, value in rates.items() if value is not None)])
 
 
 def _timed(

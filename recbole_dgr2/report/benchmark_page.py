@@ -40,8 +40,8 @@ PUBLISHED = (
 )
 
 
-def benchmark_page(content: Mapping[str, Any]) -> str:
-    """The page as Markdown text."""
+def benchmark_page(content: Mapping[str, Any], studies: Sequence[str] = ()) -> str:
+    """The page as Markdown text; `studies`: files of the pages beside it that compare stages of language models."""
     lines = [f"# {content['dataset']}", "", PROTOCOL, ""]
     retrievers = content.get("retrievers", {})
     if retrievers:
@@ -56,6 +56,9 @@ def benchmark_page(content: Mapping[str, Any]) -> str:
         lines += [*markdown(_width_cells(retrievers)), ""]
     for name, splits in content.get("splits", {}).items():
         lines += _split_part(name, splits)
+    if studies:
+        links = [f"[{name}]({name})" for name in studies]
+        lines += ["## Language models over several seeds", "", *(f"- {link}" for link in links), ""]
     lines += [
         "## Published figures",
         "",
