@@ -35,6 +35,7 @@ from recbole_dgr2.pipeline.run import Run, library_versions
 from recbole_dgr2.pipeline.run_files import (
     GROUNDING_FILE,
     LOGIT_FILE,
+    REPORT_FILE,
     RETRIEVER_FOLDER,
     write_grounding,
     write_run_file,
@@ -156,7 +157,7 @@ def _pipeline(config: Config, data: Data, template: PromptTemplate, run: Run) ->
     )
     report = build_report(info, rows, extras)
     if processes.is_main():
-        write_report(report, run.folder / "report.json")
+        write_report(report, run.folder / REPORT_FILE)
         print_report(report)
     return report
 

@@ -16,7 +16,7 @@ from recbole_dgr2.pipeline import study_decoding
 from recbole_dgr2.pipeline.rank_files import RANKS_FILE, compare_rows, lists_digest, read_ranks
 from recbole_dgr2.pipeline.study import common_options
 from recbole_dgr2.pipeline.study_file import compact_json
-from recbole_dgr2.pipeline.study_members import RunLists, require_same_lists, training_seconds, variant
+from recbole_dgr2.pipeline.study_members import RunLists, require_same_lists
 from recbole_dgr2.report.significance import paired_test
 from recbole_dgr2.report.study_figures import Study
 from recbole_dgr2.report.study_page import study_page
@@ -124,25 +124,6 @@ def test_json_has_a_line_an_entry() -> None:
 
 def test_options_of_several_runs() -> None:
     assert common_options([{"a": 1, "b": 2}, {"a": 1}]) == {"a": 1, "b": [2, None]}
-
-
-@pytest.mark.parametrize(
-    "text", ["x", "x=saved/a", "x=saved/a:none", "=a:conversion", "x=a:conversion,b:ar_teacher"]
-)
-def test_a_variant_that_says_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected NAME=RUN:STAGE"):
-        variant(text)
-    with pytest.raises(ValueError, match="conversion is the name of another row"):
-        variant("conversion=a:conversion")
-
-
-def test_seconds_are_those_of_the_last_training(tmp_path: Path) -> None:
-    assert training_seconds(tmp_path, "conversion") is None
-    lines = ["conversion: started, 1 thread", "conversion: 12.5 s", "conversion: started, 1 thread"]
-    lines += ["stage conversion: x is finished and up to date, reused", "conversion: 0.1 s"]
-    (tmp_path / "run.log").write_text("".join(f"12:00:00 INFO {line}\n" for line in lines))
-    assert training_seconds(tmp_path, "conversion") == 12.5
-    assert training_seconds(tmp_path, "distillation") is None
 
 
 @pytest.fixture

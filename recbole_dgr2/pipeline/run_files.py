@@ -31,6 +31,7 @@ from recbole_dgr2.system.paths import prompt_file
 FORMAT = 1
 RUN_FILE, RETRIEVER_FOLDER, PROMPT_FILE = "run.json", "retriever", "prompt.yaml"
 GROUNDING_FILE, LOGIT_FILE = "grounding.json", "conditional_logit.json"
+REPORT_FILE = "report.json"
 
 
 @dataclass(frozen=True)

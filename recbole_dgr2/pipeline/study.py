@@ -30,6 +30,7 @@ from recbole_dgr2.pipeline.study_members import (
     open_tested,
     require_same_lists,
     training_seconds,
+    training_traces,
 )
 from recbole_dgr2.report.assessment import draw_sample
 from recbole_dgr2.report.comparison import PLAIN_SYSTEMS
@@ -212,6 +213,7 @@ class Study:
                 entry["equal_to_ar"],
             )
         entry["seconds"] = None if member.name == NAIVE else training_seconds(member.run, member.stage)
+        entry["traces"] = training_traces(member.run)
         entry |= {"stage": member.stage, "teacher": member.teacher, "varies": member.varies}
         self.content["entries"].append({**self._named(member), **entry})
 

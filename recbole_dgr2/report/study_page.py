@@ -126,6 +126,7 @@ def _notes(study: Study) -> list[str]:
             continue
         if len(row.entries) < len(study.content["runs"]):
             lines.append(f"- {name}: {len(row.entries)} of {len(study.content['runs'])} seeds.")
+        lines += [f"- {name}, seed {e['seed']}: {e['traces']}" for e in row.entries if e.get("traces")]
         if len(row.rows) < row.hits:
             lines.append(
                 f"- {name}: decoded for the random users alone, {len(row.rows)} of them hits; its lift and "
