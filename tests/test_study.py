@@ -14,9 +14,9 @@ import pytest
 from recbole_dgr2 import study
 from recbole_dgr2.pipeline import study_decoding
 from recbole_dgr2.pipeline.rank_files import RANKS_FILE, compare_rows, lists_digest, read_ranks
-from recbole_dgr2.pipeline.study import common_options
 from recbole_dgr2.pipeline.study_file import compact_json
 from recbole_dgr2.pipeline.study_members import RunLists, require_same_lists
+from recbole_dgr2.pipeline.study_options import common_options, differing_options
 from recbole_dgr2.report.significance import paired_test
 from recbole_dgr2.report.study_figures import Study
 from recbole_dgr2.report.study_page import study_page
@@ -36,6 +36,7 @@ ABOUT = {
     "batch": 64,
     "timed": 2,
     "options": {"epochs": 3},
+    "variant_options": {"no drills": {"n_drills": 0}},
     "command": "python -m recbole_dgr2.study --runs=a,b",
     "hardware": "a machine",
     "versions": {"python": "3"},
@@ -113,6 +114,7 @@ def test_page_by_hand() -> None:
     grown = [{**one, "teacher": "ar_teacher_rl"} for one in content()["entries"]]
     other = study_page({**content(), "entries": [*grown, *tuned]})
     assert "| ar_teacher (ours: ar_teacher_rl) | 0.2960 | 0.7500 |" in other
+    assert "- no drills: `n_drills: 0`." in page
     assert "python -m recbole_dgr2.study --runs=a,b" in page and "`epochs: 3`" in page
 
 
@@ -124,6 +126,8 @@ def test_json_has_a_line_an_entry() -> None:
 
 def test_options_of_several_runs() -> None:
     assert common_options([{"a": 1, "b": 2}, {"a": 1}]) == {"a": 1, "b": [2, None]}
+    own = {"a": 2, "c": 4, "seed": 8}
+    assert differing_options({"a": 1, "b": 2, "c": 4}, own) == {"a": 2, "b": "default"}
 
 
 @pytest.fixture

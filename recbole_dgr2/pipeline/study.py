@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from recbole_dgr2.pipeline.study_members import (
     training_seconds,
     training_traces,
 )
+from recbole_dgr2.pipeline.study_options import common_options, differing_options
 from recbole_dgr2.report.assessment import draw_sample
 from recbole_dgr2.report.comparison import PLAIN_SYSTEMS
 from recbole_dgr2.report.study_figures import AR, FLOOR, NAIVE, PLAIN, SPECULATIVE, TAU
@@ -100,7 +101,8 @@ class Study:
             "max_new_tokens": opened.config["max_new_tokens"],
             "batch": BATCH,
             "timed": plan.timed,
-            "options": options,
+            "options": options[""],
+            "variant_options": {name: own for name, own in options.items() if name},
             "entries": plain,
             "speeds": [],
         }
@@ -133,23 +135,29 @@ class Study:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_text(self._path, compact_json(self.content))
 
-    def _checked(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def _checked(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
         """Opens every run once and compares its test lists with the first run's.
 
         Returns:
-            Entries of the plain systems, and the options that are not the defaults.
+            Entries of the plain systems, and the options that are not the defaults: of the runs under "", and those in
+            which each variant differs from them.
         """
         entries: list[dict[str, Any]] = []
-        options: list[dict[str, Any]] = []
+        options: dict[Path, dict[str, Any]] = {}
         first = self._open(self._plan.runs[0])
         for run in tqdm(self._runs, "runs", unit="run", leave=False, disable=None):
             opened, tested = self._open(run)
             require_same_lists((first[0].config, first[1]), (opened.config, tested), run)
+            options[run] = changed_options(opened)
             if run in self._plan.runs:
                 entries += _plain_entries(opened, tested)
-                options.append(changed_options(opened))
         self._opened = (self._plan.runs[0], *first)  # what is decoded first
-        return entries, common_options(options)
+        shared = common_options([options[run] for run in self._plan.runs])
+        own = {
+            one.name: differing_options(shared, common_options([options[run] for run, _ in one.stages]))
+            for one in self._plan.variants
+        }
+        return entries, {"": shared, **own}
 
     def _open(self, run: Path) -> tuple[OpenRun, RunLists]:
         """The run, which stays open until another is asked for."""
@@ -266,12 +274,3 @@ def _plain_entries(opened: OpenRun, tested: RunLists) -> list[dict[str, Any]]:
         for name in PLAIN_SYSTEMS
         if name in ranks
     ]
-
-
-def common_options(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Options of several runs as one: a value that they share, else the list of their values, run by run."""
-    found = {}
-    for key in sorted({key for one in options for key in one}):
-        values = [one.get(key) for one in options]
-        found[key] = values[0] if all(value == values[0] for value in values) else values
-    return found

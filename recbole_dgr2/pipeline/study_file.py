@@ -21,7 +21,7 @@ def read_study(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; run the command without --render first")
-    keys = ("entries", "speeds", "command", "hardware", "threads", "versions", *SETTINGS)
+    keys = ("entries", "speeds", "variant_options", "command", "hardware", "versions", *SETTINGS)
     return read_json_object(path, "so it is no file of a study; give another --output", keys)
 
 

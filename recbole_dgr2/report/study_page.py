@@ -241,7 +241,6 @@ def _beside_speed(study: Study) -> list[list[str]]:
 
 def _tail(content: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {value}" for name, value in content["versions"].items())
-    options = ", ".join(f"`{key}: {value}`" for key, value in content["options"].items()) or "none"
     return [
         "## How it was measured",
         "",
@@ -252,12 +251,25 @@ def _tail(content: Mapping[str, Any]) -> list[str]:
         f"Seeds {', '.join(map(str, content['seeds']))}; sample of users and intervals: seed {content['sample_seed']}; "
         f"accuracy and validity at batch {content['batch']}.",
         "",
-        f"Options of the runs that are not the defaults (a list: run by run): {options}.",
+        f"Options of the runs that are not the defaults (a list: run by run): {_options(content['options'])}.",
         "",
+        *_variant_options(content["variant_options"]),
         f"Machine: {content['hardware']}",
         "",
         f"Versions: {versions}",
     ]
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}: {value}`" for key, value in options.items()) or "none"
+
+
+def _variant_options(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What to change in the runs' options to get a variant."""
+    if not options:
+        return []
+    lines = [f"- {name}: {_options(own)}." for name, own in options.items()]
+    return ["Options in which a variant differs:", "", *lines, ""]
 
 
 def _span(ends: Interval, form: str = ".4f") -> str:
