@@ -36,6 +36,7 @@ from recbole_dgr2.pipeline.preparation import (
 )
 from recbole_dgr2.pipeline.retrieval import RetrieverStore
 from recbole_dgr2.pipeline.run import Run, hardware, library_versions
+from recbole_dgr2.pipeline.study_file import is_study
 from recbole_dgr2.report.benchmark_page import benchmark_page
 from recbole_dgr2.report.floors import floor_of
 from recbole_dgr2.schema import read_yaml
@@ -82,7 +83,7 @@ class Measurement:
         """What was found so far."""
         if not self.output.is_file():
             return {"dataset": self.dataset, "retrievers": {}, "splits": {}}
-        content = read_json_object(self.output, "give another --output")
+        content = read_json_object(self.output, "give another --output", ("dataset", "retrievers"))
         if content.get("dataset") != self.dataset:
             raise ValueError(f"{self.output}: holds {content.get('dataset')!r}, not {self.dataset!r}")
         return content
@@ -96,9 +97,10 @@ class Measurement:
         self.write_page(content)
 
     def write_page(self, content: Mapping[str, Any]) -> None:
-        """Write the page; it names the studies beside it, <output>_<anything>.json with a page of their own."""
+        """Write the page; it names the studies beside it: files of one, <output>_<anything>.json, that have a page."""
         others = sorted(self.output.parent.glob(f"{self.output.stem}_*.json"))
-        studies = [page.name for other in others if (page := other.with_suffix(".md")).is_file()]
+        pages = [(other, other.with_suffix(".md")) for other in others]
+        studies = [page.name for other, page in pages if page.is_file() and is_study(other)]
         write_text(self.output.with_suffix(".md"), benchmark_page(content, studies))
 
     def add_splits(self, retriever: str, found: Mapping[str, Any]) -> None:

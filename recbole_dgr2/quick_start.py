@@ -37,6 +37,7 @@ from recbole_dgr2.pipeline.run_files import (
     LOGIT_FILE,
     REPORT_FILE,
     RETRIEVER_FOLDER,
+    require_same_points,
     write_grounding,
     write_run_file,
 )
@@ -106,7 +107,8 @@ def _read(config: Config) -> tuple[Data, PromptTemplate]:
     if options.stages:
         from recbole_dgr2.pipeline.tracing import require_writer
 
-        start_folder(config)
+        if start_folder(config) is not None:
+            require_same_points(options.run_dir / GROUNDING_FILE, config["points_per_unit"])
         require_shardable(config)
         require_writer(config)
     return data, template

@@ -55,7 +55,7 @@ def test_it_is_collected_retriever_by_retriever(words: list[str]) -> None:
 
 def test_another_data_set_is_not_mixed_in(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("out").mkdir()
-    Path("out/own.json").write_text('{"dataset": "other"}')
+    Path("out/own.json").write_text('{"dataset": "other", "retrievers": {}}')
     assert benchmark.main([*words, "--retrievers=Pop"]) == 2
     assert "holds 'other', not 'own'" in capsys.readouterr().err
 
@@ -152,8 +152,10 @@ def test_a_page_of_nothing() -> None:
 
 
 def test_the_page_names_the_studies_beside_it(tmp_path: Path) -> None:
-    for name in ("own.json", "own_stages.json", "own_stages.md", "own_unfinished.json", "other_stages.md"):
+    for name in ("own.json", "own_small.json", "own_small.md", "own_stages.md", "other_stages.md"):
         (tmp_path / name).write_text("{}")
+    for name in ("own_stages.json", "own_unfinished.json"):
+        (tmp_path / name).write_text(json.dumps({"entries": [], "speeds": [], "sample_seed": 1}))
     benchmark.Measurement("x", {}, tmp_path / "own.json").write_page({"dataset": "x"})
     links = [line for line in (tmp_path / "own.md").read_text().splitlines() if line.startswith("- [")]
     assert links == ["- [own_stages.md](own_stages.md)"]

@@ -35,6 +35,10 @@ FORBIDDEN = {
     "decode/": ("trainer", "report", "data", "config", "utils", *PIPELINE),
     "trainer/": ("report", "config", *PIPELINE),
     "report/": ("model", "decode", "trainer", "config", *PIPELINE),
+    "pipeline/": (
+        *("quick_start", "recommend", "speed", "study", "semantic_ids", "diagnose", "export", "benchmark"),
+        *("scale", "memory", "acceptance", "atomic_files"),
+    ),
     "model/loss.py": ("config", "utils", "data"),
     "model/block_diffusion.py": ("config", "utils", "data"),
 }

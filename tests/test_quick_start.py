@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from recbole_dgr2.model.checkpoint import load_stage
+from recbole_dgr2.pipeline.run_files import GROUNDING_FILE, read_grounding
 from recbole_dgr2.quick_start import run_recbole_dgr2
 from recbole_dgr2.report.evaluation import FAILURES, METRICS
 from recbole_dgr2.report.schema import DECODE_KEYS, ROW_KEYS, RUN_KEYS, check_report
@@ -113,6 +114,17 @@ def test_conversion_alone_starts_from_the_teacher_of_an_earlier_run(finished: Fi
     assert tuple(models(without)) == ("retriever", "conversion")
     with pytest.raises(ValueError, match="was trained on other data: its n_candidates is 6, here 5"):
         run(here, run_dir=str(here / "again"), stages=["conversion"], n_candidates=5)
+
+
+def test_points_reach_the_reasoner_and_bind_later_stages(finished: Finished, here: Path) -> None:
+    """A student fine-tuned on traces of other scores than its teacher's would learn a task of its own."""
+    run(here, run_dir=str(here / "fine"), stages=[], points_per_unit=6)
+    assert read_grounding(here / "fine" / GROUNDING_FILE)[1].points_per_unit == 6.0
+    shutil.copytree(finished.folder, here / "again")
+    with pytest.raises(
+        ValueError, match=r"points_per_unit is 6, but .* trained on scores of 3; set points_per_unit=3"
+    ):
+        run(here, run_dir=str(here / "again"), stages=["conversion"], points_per_unit=6)
 
 
 def test_later_stages_alone_start_from_an_earlier_run(finished: Finished, here: Path) -> None:

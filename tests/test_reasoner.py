@@ -125,10 +125,12 @@ def test_round_trip_through_json() -> None:
         assert np.array_equal(getattr(again, name), value)
 
 
-def test_a_reasoner_without_its_points_is_refused() -> None:
+def test_a_reasoner_without_its_weights_is_refused() -> None:
     values = fit_reasoner(*lists(100), n_levels=3).to_dict()
     del values["points_per_unit"]
-    with pytest.raises(ValueError, match="lacks 'points_per_unit'"):
+    assert Reasoner.from_dict(values).points_per_unit == POINTS_PER_UNIT
+    del values["weights"]
+    with pytest.raises(ValueError, match="lacks 'weights'"):
         Reasoner.from_dict(values)
 
 

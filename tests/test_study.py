@@ -16,7 +16,6 @@ from recbole_dgr2.pipeline import study_decoding
 from recbole_dgr2.pipeline.rank_files import RANKS_FILE, compare_rows, lists_digest, read_ranks
 from recbole_dgr2.pipeline.study_file import compact_json
 from recbole_dgr2.pipeline.study_members import RunLists, require_same_lists
-from recbole_dgr2.pipeline.study_options import common_options, differing_options
 from recbole_dgr2.report.significance import paired_test
 from recbole_dgr2.report.study_figures import Study
 from recbole_dgr2.report.study_page import study_page
@@ -124,12 +123,6 @@ def test_json_has_a_line_an_entry() -> None:
     assert len(text.splitlines()) == len(ABOUT) + 2 + 2 * 2 - 2 + 8 + 2 + 2
 
 
-def test_options_of_several_runs() -> None:
-    assert common_options([{"a": 1, "b": 2}, {"a": 1}]) == {"a": 1, "b": [2, None]}
-    own = {"a": 2, "c": 4, "seed": 8}
-    assert differing_options({"a": 1, "b": 2, "c": 4}, own) == {"a": 2, "b": "default"}
-
-
 @pytest.fixture
 def runs(finished: Finished, tmp_path: Path) -> list[Path]:
     """Two finished runs of different seeds, with the same weights."""
@@ -185,6 +178,7 @@ def test_command_decodes_once_and_renders(
         assert found[name, 2020, decoder]["hits"] == row["hits"]
         for metric, value in row["all"].items():
             assert found[name, 2020, decoder]["all"][metric] == pytest.approx(value, abs=5.1e-5)
+    assert made["variant_options"] == {"again": {}}
     # nothing is decoded a second time
     monkeypatch.setattr(study_decoding.Bank, "entry", None)
     monkeypatch.setattr(study_decoding.Bank, "speed", None)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from recbole_dgr2.pipeline.study_members import training_seconds, training_traces, variant
+from recbole_dgr2.model.checkpoint import INFO_FILE
+from recbole_dgr2.pipeline.study_members import Member, training_seconds, training_traces, variant
+from recbole_dgr2.pipeline.study_options import common_options, differing_options
+from tests.toy_run import Finished
 
 
 @pytest.mark.parametrize(
@@ -29,16 +34,34 @@ def test_seconds_are_those_of_the_last_training(tmp_path: Path) -> None:
     assert training_seconds(tmp_path, "distillation") is None
 
 
-def test_traces_are_told_where_they_are_not_the_reasoners_own(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    assert training_traces(tmp_path) is None
-    report.write_text("{}")
-    assert training_traces(tmp_path) is None
+def test_traces_are_told_where_they_are_not_the_reasoners_own(finished: Finished, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    member = Member("ar_teacher", tmp_path / "run", "ar_teacher", 2020, "ar_teacher")
+    assert training_traces(member) is None
     counts = {"lists": 8, "accepted": 5, "attempts": 20, "prompt_tokens": 0, "completion_tokens": 0}
     entry = {"phase": "training", "source": "evidence", "model": "reasoner", "mode": "rejection", **counts}
-    report.write_text(json.dumps({"traces": [entry]}))
-    found = training_traces(tmp_path)
+    info = json.loads((member.folder / INFO_FILE).read_text())
+    info["data"]["traces"] = [entry]
+    (member.folder / INFO_FILE).write_text(json.dumps(info))
+    found = training_traces(member)
     assert (
         found is not None
         and "training 5 of 8 lists in 20 attempts of reasoner (evidence, rejection)" in found
     )
+    assert training_traces(replace(member, name="conversion", stage="conversion")) is None
+
+
+def test_options_of_several_runs() -> None:
+    assert common_options([{"a": 1, "b": 2}, {"a": 1}]) == {"a": 1, "b": [2, None]}
+
+
+def test_options_in_which_a_variant_differs() -> None:
+    """Seed by seed; those of a stage that the variant was not asked for say nothing of it."""
+    stages = {"stages": ["ar_teacher", "conversion"], "conversion_epochs": 2, "tau": 0.9}
+    runs = [{"seed": 1, **stages}, {"seed": 2, **stages, "tau": 0.8}]
+    own = [{**run, "stages": ["reinforcement"], "conversion_epochs": 1} for run in runs]
+    pairs = list(zip(own, runs, strict=True))
+    assert differing_options(pairs) == {"stages": ["reinforcement"]}
+    changed = [({**run, "conversion_epochs": 3}, run) for run in runs]
+    assert differing_options(changed) == {"conversion_epochs": 3}
+    assert differing_options([changed[0], (runs[1], runs[1])]) == {"conversion_epochs": [3, None]}

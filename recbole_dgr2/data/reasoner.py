@@ -68,14 +68,18 @@ class Reasoner:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Reasoner:
-        """The inverse of `to_dict`; ValueError where a value is missing."""
-        missing = [name for name in ("weights", "rank_weights", "points_per_unit") if name not in values]
+        """The inverse of `to_dict`; POINTS_PER_UNIT where the points are not told.
+
+        Raises:
+            ValueError: a value is missing or no number.
+        """
+        missing = [name for name in ("weights", "rank_weights") if name not in values]
         if missing:
             raise ValueError(f"the reasoner lacks {missing[0]!r}")
         weights, by_slot = (
             np.asarray(values[name], dtype=np.float64) for name in ("weights", "rank_weights")
         )
-        return cls(weights, by_slot, values["points_per_unit"])
+        return cls(weights, by_slot, float(values.get("points_per_unit", POINTS_PER_UNIT)))
 
 
 def promote(scores: np.ndarray, promoted: int) -> np.ndarray:

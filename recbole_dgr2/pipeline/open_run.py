@@ -41,7 +41,8 @@ from recbole_dgr2.system.cache import Cache, data_fingerprint
 from recbole_dgr2.system.paths import prompt_file
 
 STAGES = ("ar_teacher", "ar_teacher_rl", "conversion", "distillation", "reinforcement")
-PLAIN_SYSTEMS = ("retriever", "conditional_logit")
+SAVED_SYSTEMS = ("retriever", "conditional_logit")
+"""Systems without a language model that a run's folder is enough for."""
 History = Literal["test", "all"]
 
 
@@ -62,7 +63,7 @@ class OpenRun:
             stage for stage in STAGES if self.finished(stage) and not broken_lineage(self.folder / stage)
         ]
         grounded = (self.folder / LOGIT_FILE).is_file()
-        return (*(PLAIN_SYSTEMS if grounded else PLAIN_SYSTEMS[:1]), *stages)
+        return (*(SAVED_SYSTEMS if grounded else SAVED_SYSTEMS[:1]), *stages)
 
     def finished(self, stage: str) -> bool:
         """Whether the folder holds that stage."""

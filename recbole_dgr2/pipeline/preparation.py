@@ -174,7 +174,7 @@ def _weigh(facts: np.ndarray, train: Lists, options: PromptOptions) -> tuple[Fac
     strongest = every.strongest_facts(levels[filled], options.n_facts)
     scale = scale.only([scale.active[fact] for fact in strongest])
     reasoner = fit_reasoner(scale.levels(facts), train.slots, options.fact_levels, filled=filled)
-    return scale, replace(reasoner, points_per_unit=options.points_per_unit)
+    return scale, replace(reasoner, points_per_unit=float(options.points_per_unit))
 
 
 def ground(

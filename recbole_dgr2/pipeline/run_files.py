@@ -83,6 +83,18 @@ def write_grounding(path: Path, grounding: tuple[FactScale, Reasoner]) -> None:
     write_text(path, json.dumps({**content, "reasoner": reasoner.to_dict()}, indent=1) + "\n")
 
 
+def require_same_points(path: Path, points_per_unit: float) -> None:
+    """ValueError where the grounding that an earlier stage was trained on, if there is one, has other points."""
+    if not path.is_file():
+        return
+    known = read_grounding(path)[1].points_per_unit
+    if known != points_per_unit:
+        raise ValueError(
+            f"points_per_unit is {points_per_unit:g}, but what the first of stages starts from was trained on "
+            f"scores of {known:g}; set points_per_unit={known:g}, or train ar_teacher again"
+        )
+
+
 def read_grounding(path: Path) -> tuple[FactScale, Reasoner]:
     """What `write_grounding` wrote; FileNotFoundError or ValueError where it is not there or not of these facts."""
     if not path.is_file():

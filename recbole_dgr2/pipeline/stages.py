@@ -79,7 +79,8 @@ def _teach(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
         with run.phase("mid_training"):
             mid_train(config, setting.data, backbone, setting.info, run.folder)
     with run.phase(TEACHER):
-        stage = ARTeacher(backbone, views.stage_options(config, TEACHER), setting.info)
+        told = {"traces": setting.traces} if setting.traces else {}
+        stage = ARTeacher(backbone, views.stage_options(config, TEACHER), {**setting.info, **told})
         stage.fit([*setting.train, *setting.drills], setting.valid, run.folder / TEACHER)
     model = replace(model, stage=TEACHER)
     rows = [_assessed(setting, model)]

@@ -101,8 +101,8 @@ class Study:
             "max_new_tokens": opened.config["max_new_tokens"],
             "batch": BATCH,
             "timed": plan.timed,
-            "options": options[""],
-            "variant_options": {name: own for name, own in options.items() if name},
+            "options": options,
+            "variant_options": self._variant_options(),
             "entries": plain,
             "speeds": [],
         }
@@ -135,29 +135,34 @@ class Study:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_text(self._path, compact_json(self.content))
 
-    def _checked(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    def _checked(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Opens every run once and compares its test lists with the first run's.
 
         Returns:
-            Entries of the plain systems, and the options that are not the defaults: of the runs under "", and those in
-            which each variant differs from them.
+            Entries of the plain systems, and the options that are not the defaults.
         """
         entries: list[dict[str, Any]] = []
-        options: dict[Path, dict[str, Any]] = {}
+        options: list[dict[str, Any]] = []
         first = self._open(self._plan.runs[0])
         for run in tqdm(self._runs, "runs", unit="run", leave=False, disable=None):
             opened, tested = self._open(run)
             require_same_lists((first[0].config, first[1]), (opened.config, tested), run)
-            options[run] = changed_options(opened)
             if run in self._plan.runs:
                 entries += _plain_entries(opened, tested)
+                options.append(changed_options(opened))
         self._opened = (self._plan.runs[0], *first)  # what is decoded first
-        shared = common_options([options[run] for run in self._plan.runs])
-        own = {
-            one.name: differing_options(shared, common_options([options[run] for run, _ in one.stages]))
+        return entries, common_options(options)
+
+    def _variant_options(self) -> dict[str, dict[str, Any]]:
+        """Of each variant, the options in which its runs differ from those of the same seeds."""
+        options = {run: read_run_file(run).options for run in self._runs}
+        of_seed = {options[run]["seed"]: options[run] for run in self._plan.runs}
+        return {
+            one.name: differing_options(
+                [(options[run], of_seed[options[run]["seed"]]) for run, _ in one.stages]
+            )
             for one in self._plan.variants
         }
-        return entries, {"": shared, **own}
 
     def _open(self, run: Path) -> tuple[OpenRun, RunLists]:
         """The run, which stays open until another is asked for."""
@@ -221,7 +226,7 @@ class Study:
                 entry["equal_to_ar"],
             )
         entry["seconds"] = None if member.name == NAIVE else training_seconds(member.run, member.stage)
-        entry["traces"] = training_traces(member.run)
+        entry["traces"] = training_traces(member)
         entry |= {"stage": member.stage, "teacher": member.teacher, "varies": member.varies}
         self.content["entries"].append({**self._named(member), **entry})
 

@@ -11,6 +11,22 @@ from recbole_dgr2.system.files import read_json_object
 
 SETTINGS = ("lists", "sample", "sample_seed", "max_new_tokens")
 """What entries of one file must share."""
+KEYS = (
+    *(
+        "command",
+        "hardware",
+        "versions",
+        "dataset",
+        "retriever",
+        "runs",
+        "seeds",
+        "n_candidates",
+        "n_users",
+        "n_hits",
+    ),
+    *("batch", "timed", "options", "variant_options", "entries", "speeds", *SETTINGS),
+)
+"""What its page needs."""
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -21,8 +37,12 @@ def read_study(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; run the command without --render first")
-    keys = ("entries", "speeds", "variant_options", "command", "hardware", "versions", *SETTINGS)
-    return read_json_object(path, "so it is no file of a study; give another --output", keys)
+    return read_json_object(path, "so it is no file of a study of this version; give another --output", KEYS)
+
+
+def is_study(path: Path) -> bool:
+    """Whether a JSON file is one of a study."""
+    return {"entries", "speeds", "sample_seed"} <= set(read_json_object(path, "mend or delete it"))
 
 
 def compact_json(content: Mapping[str, Any]) -> str:

@@ -15,11 +15,10 @@ from recbole_dgr2.model.checkpoint import INFO_FILE, read_info
 from recbole_dgr2.pipeline.open_run import STAGES, OpenRun, open_run
 from recbole_dgr2.pipeline.preparation import Lists, make_lists
 from recbole_dgr2.pipeline.rank_files import lists_digest
-from recbole_dgr2.pipeline.run_files import REPORT_FILE, SavedRun, read_run_file
+from recbole_dgr2.pipeline.run_files import SavedRun, read_run_file
 from recbole_dgr2.pipeline.stage_order import TEACHER, TEACHER_RL, ancestor_teacher
 from recbole_dgr2.report.acceptance import trace_lines
 from recbole_dgr2.report.study_figures import NAIVE, ROWS
-from recbole_dgr2.system.files import read_json_object
 
 SAME_OPTIONS = ("n_candidates", "mask_history", "topk", "max_new_tokens")
 """Options without which answers cannot be compared; candidates are compared themselves."""
@@ -215,10 +214,10 @@ def training_seconds(run: Path, stage: str) -> float | None:
     return seconds
 
 
-def training_traces(run: Path) -> str | None:
-    """What the run's report says of its reasoning traces; None where they are the reasoner's own for every list."""
-    report = run / REPORT_FILE
-    entries = read_json_object(report, "run again").get("traces") if report.is_file() else None
+def training_traces(member: Member) -> str | None:
+    """How the traces that a teacher was fine-tuned on came about; None for the reasoner's own of every list, and for
+    other stages."""
+    entries = read_info(member.folder).data.get("traces") if member.stage == TEACHER else None
     return trace_lines(entries) if entries else None
 
 

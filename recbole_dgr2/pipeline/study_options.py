@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recbole_dgr2.pipeline.stage_order import PARENTS
 from recbole_dgr2.pipeline.study_members import OWN_OPTIONS
 
-DEFAULT = "default"
-"""Stands for the value of an option that a run left as it is."""
+Options = Mapping[str, Any]
 
 
-def common_options(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def common_options(options: Sequence[Options]) -> dict[str, Any]:
     """Options of several runs as one: a value that they share, else the list of their values, run by run."""
     found = {}
     for key in sorted({key for one in options for key in one}):
@@ -20,8 +20,18 @@ def common_options(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def differing_options(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that a variant's runs set otherwise than the runs it is set beside; seeds and folders do not count."""
-    keys = sorted({*shared, *own} - {*OWN_OPTIONS})
-    found = {key: own.get(key, DEFAULT) for key in keys}
-    return {key: value for key, value in found.items() if value != shared.get(key, DEFAULT)}
+def differing_options(pairs: Sequence[tuple[Options, Options]]) -> dict[str, Any]:
+    """Options in which a variant's runs differ from the runs of the same seeds; places and the machine do not count.
+
+    Args:
+        pairs: all options of a variant's run, and of the run of its seed. Those of stages that either run was not asked
+            for last are not compared: it was not they that made it.
+    """
+    ignored = {*OWN_OPTIONS} - {"stages"}
+    found = []
+    for own, other in pairs:
+        asked = set(own.get("stages", ())) & set(other.get("stages", ()))
+        later = tuple(f"{stage}_" for stage in PARENTS if stage not in asked)
+        keys = {key for key in {*own, *other} - ignored if not key.startswith(later)}
+        found.append({key: own.get(key) for key in keys if own.get(key) != other.get(key)})
+    return common_options(found)

@@ -8,7 +8,7 @@ An entry is one system of one seed under one decoder, as plain values:
     all                     metrics over all users
     valid, hits_valid       {answers, valid, failures} of the raw answers of the sample and of the hits
     copied, tokens_per_pass, acceptance, equal_to_ar, seconds, teacher, varies
-    traces                  where and how reasoning traces of the training came about, as a text, or None
+    traces                  how the traces came about that a teacher was fine-tuned on, as a text, or None
 """
 
 from __future__ import annotations
