@@ -8,8 +8,8 @@ The runs differ in `seed` alone; set `retriever_seed` in all of them, so that ev
 
 Each stage of each run (ar_teacher, ar_teacher_rl, conversion, distillation, reinforcement) answers all test hits and
 a random sample of users: a teacher autoregressively, a student autoregressively, in blocks at every tau, and
-speculatively; `naive` is the teacher converted without training. A variant adds a row of its own, set beside the stage
-of the same name:
+speculatively; `naive`, beside students, is their teacher converted without training. A variant adds a row of its own,
+set beside the stage of the same name:
 
   --variants "RL without OPD=saved/rl-2020:reinforcement,saved/rl-2021:reinforcement"
 

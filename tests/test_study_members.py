@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recbole_dgr2.model.checkpoint import INFO_FILE
-from recbole_dgr2.pipeline.study_members import Member, training_seconds, training_traces, variant
+from recbole_dgr2.pipeline.study_members import Member, members_of, training_seconds, training_traces, variant
 from recbole_dgr2.pipeline.study_options import common_options, differing_options
 from tests.toy_run import Finished
 
@@ -49,6 +49,15 @@ def test_traces_are_told_where_they_are_not_the_reasoners_own(finished: Finished
         and "training 5 of 8 lists in 20 attempts of reasoner (evidence, rejection)" in found
     )
     assert training_traces(replace(member, name="conversion", stage="conversion")) is None
+
+
+def test_naive_stands_beside_students_alone(finished: Finished, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    names = [member.name for member in members_of([tmp_path / "run"], [])]
+    assert names == ["ar_teacher", "naive", "conversion", "distillation", "reinforcement"]
+    for stage in names[2:]:
+        shutil.rmtree(tmp_path / "run" / stage)
+    assert [member.name for member in members_of([tmp_path / "run"], [])] == ["ar_teacher"]
 
 
 def test_options_of_several_runs() -> None:

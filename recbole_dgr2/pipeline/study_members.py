@@ -131,16 +131,15 @@ def _runs_of(variants: Sequence[Variant]) -> list[Path]:
 
 
 def _stages_of(run: Path, seed: int) -> list[Member]:
-    """The finished stages of a run, and `naive`: the weights of its teacher, converted without training."""
+    """The finished stages of a run, and beside students `naive`: their teacher's weights, converted untrained."""
     finished = [stage for stage in STAGES if (run / stage / INFO_FILE).is_file()]
     teachers = [stage for stage in (TEACHER, TEACHER_RL) if stage in finished]
     if not finished:
         raise ValueError(f"{run}: no finished stage in it, expected some of {', '.join(STAGES)}")
     members = [Member(stage, run, stage, seed, ancestor_teacher(run / stage).name) for stage in finished]
     grown = [member.teacher for member in members if member.stage not in teachers]
-    start = grown[0] if grown else next(reversed(teachers), "")
-    if start in teachers:
-        members.append(Member(NAIVE, run, start, seed, start))
+    if grown and grown[0] in teachers:
+        members.append(Member(NAIVE, run, grown[0], seed, grown[0]))
     return sorted(members, key=lambda member: ROWS.index(member.name))
 
 
