@@ -18,7 +18,7 @@ from recbole_dgr2.pipeline.rank_files import lists_digest
 from recbole_dgr2.pipeline.run_files import SavedRun, read_run_file
 from recbole_dgr2.pipeline.stage_order import TEACHER, TEACHER_RL, ancestor_teacher
 from recbole_dgr2.report.acceptance import trace_lines
-from recbole_dgr2.report.study_figures import NAIVE, ROWS
+from recbole_dgr2.report.study_figures import NAIVE, ROWS, STUDENTS
 
 SAME_OPTIONS = ("n_candidates", "mask_history", "topk", "max_new_tokens")
 """Options without which answers cannot be compared; candidates are compared themselves."""
@@ -108,7 +108,8 @@ def members_of(runs: Sequence[Path], variants: Sequence[Variant]) -> list[Member
         raise ValueError(
             f"runs: seeds {[seeds[run] for run in runs]}, expected runs that differ in their seed"
         )
-    members = [member for run in runs for member in _stages_of(run, seeds[run])]
+    converted = any((run / stage / INFO_FILE).is_file() for run in runs for stage in STUDENTS)
+    members = [member for run in runs for member in _stages_of(run, seeds[run], converted)]
     for one in variants:
         for run, stage in one.stages:
             if seeds[run] not in of_runs:
@@ -130,16 +131,17 @@ def _runs_of(variants: Sequence[Variant]) -> list[Path]:
     return [run for one in variants for run, _ in one.stages]
 
 
-def _stages_of(run: Path, seed: int) -> list[Member]:
-    """The finished stages of a run, and beside students `naive`: their teacher's weights, converted untrained."""
+def _stages_of(run: Path, seed: int, converted: bool) -> list[Member]:
+    """The finished stages of a run, and where students are compared `naive`: its teacher, converted untrained."""
     finished = [stage for stage in STAGES if (run / stage / INFO_FILE).is_file()]
     teachers = [stage for stage in (TEACHER, TEACHER_RL) if stage in finished]
     if not finished:
         raise ValueError(f"{run}: no finished stage in it, expected some of {', '.join(STAGES)}")
     members = [Member(stage, run, stage, seed, ancestor_teacher(run / stage).name) for stage in finished]
     grown = [member.teacher for member in members if member.stage not in teachers]
-    if grown and grown[0] in teachers:
-        members.append(Member(NAIVE, run, grown[0], seed, grown[0]))
+    start = grown[0] if grown else next(reversed(teachers), "")
+    if converted and start in teachers:
+        members.append(Member(NAIVE, run, start, seed, start))
     return sorted(members, key=lambda member: ROWS.index(member.name))
 
 
