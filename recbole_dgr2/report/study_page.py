@@ -45,9 +45,8 @@ EXPLAINED = (
     "share of the teacher's gain over the retriever in R@1. all: over all users, as RecBole counts. valid: raw "
     "answers of {sample} random users that are a permutation of the candidates; copied: share of the valid ones that "
     "only repeat the input order. tok/pass: tokens a forward pass, every pass after prefill counted. speed-up: at "
-    "batch 1, over autoregressive decoding of the same weights, measured in turn on {timed} requests. training s: of "
-    "this stage alone. Students answer in blocks at tau 0.9, the teacher "
-    "autoregressively."
+    "batch 1, over autoregressive decoding of the same weights, measured in turn on {timed} requests (0: not "
+    "measured). training s: of this stage alone. Students answer in blocks at tau 0.9, the teacher autoregressively."
 )
 _MISSING = "-"
 
@@ -64,18 +63,12 @@ def study_page(content: Mapping[str, Any]) -> str:
     ]
     lines = [f"# Stages on {content['dataset']}, {len(content['runs'])} seed(s)", ""]
     for heading, text, cells in parts:
-        lines += [
-            f"## {heading}",
-            "",
-            text,
-            "",
-            *(markdown(cells) if len(cells) > 1 else ["Nothing yet."]),
-            "",
-        ]
+        if len(cells) > 1:
+            lines += [f"## {heading}", "", text, "", *markdown(cells), ""]
         if heading == "Accuracy":
             lines += _notes(study)
-        if heading == "Beside the paper":
-            lines += [*markdown(_beside_speed(study)), ""]
+    if any(name in STUDENTS for name in study.names):
+        lines += [*markdown(_beside_speed(study)), ""]
     return "\n".join([*lines, *_tail(content)]) + "\n"
 
 
