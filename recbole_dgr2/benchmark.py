@@ -84,8 +84,8 @@ class Measurement:
         if not self.output.is_file():
             return {"dataset": self.dataset, "retrievers": {}, "splits": {}}
         content = read_json_object(self.output, "give another --output", ("dataset", "retrievers"))
-        if content.get("dataset") != self.dataset:
-            raise ValueError(f"{self.output}: holds {content.get('dataset')!r}, not {self.dataset!r}")
+        if content["dataset"] != self.dataset:
+            raise ValueError(f"{self.output}: holds {content['dataset']!r}, not {self.dataset!r}")
         return content
 
     def add(self, section: str, name: str, entry: Any) -> None:

@@ -34,7 +34,7 @@ from recbole_dgr2.pipeline.run_files import (
 )
 from recbole_dgr2.pipeline.semantic_ids import read_semantic_ids
 from recbole_dgr2.pipeline.sources import ListSource
-from recbole_dgr2.pipeline.stage_order import PARENTS, broken_lineage, require_lineage
+from recbole_dgr2.pipeline.stage_order import broken_lineage, option_prefixes_without, require_lineage
 from recbole_dgr2.pipeline.training import data_info, prompt_builder
 from recbole_dgr2.report.export import RankedList, Status, falling_scores
 from recbole_dgr2.system.cache import Cache, data_fingerprint
@@ -222,7 +222,7 @@ def changed_options(opened: OpenRun) -> dict[str, Any]:
     folder = str(Path(opened.config["data_path"]).parent)
     defaults = Config("DGR2", saved.dataset, None, {"data_path": folder})
     skipped = ("data_path", "run_dir", "checkpoint_dir", "cache_dir", "retriever_checkpoint", "show_progress")
-    later = tuple(f"{stage}_" for stage in PARENTS if stage not in saved.options["stages"])
+    later = option_prefixes_without(saved.options["stages"])
     return {
         key: Path(value).stem if key == "prompt" else value
         for key, value in sorted(saved.options.items())

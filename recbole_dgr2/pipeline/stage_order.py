@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 
@@ -82,6 +83,12 @@ def require_shardable(config: Config) -> None:
         key = f"{stage}_optimizer"
         if config[key] != "adamw":
             raise ValueError(f"{key}: {config[key]} needs whole matrices, which FSDP shards; expected adamw")
+
+
+def option_prefixes_without(stages: Collection[str]) -> tuple[str, ...]:
+    """What the names of options begin with that are of none of `stages`: a run that was not asked for a stage says
+    nothing of how it was trained."""
+    return tuple(f"{stage}_" for stage in PARENTS if stage not in stages)
 
 
 def start_folder(config: Config) -> Path | None:

@@ -177,9 +177,9 @@ class Study:
             return
         old = read_study(self._path)
         for key in SETTINGS:
-            if old.get(key) != self.content[key]:
+            if old[key] != self.content[key]:
                 raise ValueError(
-                    f"{self._path}: made with {key} {old.get(key)}, now {self.content[key]}; give another --output, "
+                    f"{self._path}: made with {key} {old[key]}, now {self.content[key]}; give another --output, "
                     "or delete the file"
                 )
         wanted = {(member.name, member.seed, self._weights[member]) for member in self._members}
@@ -190,7 +190,7 @@ class Study:
                 f"{self._path}: holds {lost[0]['name']} of seed {lost[0]['seed']}, which this call leaves out; name "
                 "its run or variant too, give another --output, or delete the file"
             )
-        self.content["timed"] = self._plan.timed or old.get("timed", 0)
+        self.content["timed"] = self._plan.timed or old["timed"]
         for part in ("entries", "speeds"):
             self.content[part] += [one for one in old[part] if tuple(one.get(key) for key in KEY) in wanted]
 

@@ -12,19 +12,9 @@ from recbole_dgr2.system.files import read_json_object
 SETTINGS = ("lists", "sample", "sample_seed", "max_new_tokens")
 """What entries of one file must share."""
 KEYS = (
-    *(
-        "command",
-        "hardware",
-        "versions",
-        "dataset",
-        "retriever",
-        "runs",
-        "seeds",
-        "n_candidates",
-        "n_users",
-        "n_hits",
-    ),
-    *("batch", "timed", "options", "variant_options", "entries", "speeds", *SETTINGS),
+    *("command", "hardware", "versions", "dataset", "retriever", "runs", "seeds"),
+    *("n_candidates", "n_users", "n_hits", "batch", "timed", "options", "variant_options"),
+    *("entries", "speeds", *SETTINGS),
 )
 """What its page needs."""
 

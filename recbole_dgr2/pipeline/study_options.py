@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recbole_dgr2.pipeline.stage_order import PARENTS
+from recbole_dgr2.pipeline.stage_order import option_prefixes_without
 from recbole_dgr2.pipeline.study_members import OWN_OPTIONS
 
 Options = Mapping[str, Any]
@@ -31,7 +31,7 @@ def differing_options(pairs: Sequence[tuple[Options, Options]]) -> dict[str, Any
     found = []
     for own, other in pairs:
         asked = set(own.get("stages", ())) & set(other.get("stages", ()))
-        later = tuple(f"{stage}_" for stage in PARENTS if stage not in asked)
+        later = option_prefixes_without(asked)
         keys = {key for key in {*own, *other} - ignored if not key.startswith(later)}
         found.append({key: own.get(key) for key in keys if own.get(key) != other.get(key)})
     return common_options(found)
