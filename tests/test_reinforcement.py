@@ -58,6 +58,13 @@ def test_material_holds_replayed_log_probabilities_and_group_advantages() -> Non
     assert stage.per_iteration(6) == 12 and stage.per_iteration(2) == 8
 
 
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_old_log_probabilities_are_at_the_temperature_of_the_rollouts(temperature: float) -> None:
+    rolled = Roller(*converted(), decoding(temperature=temperature))
+    stage = Reinforcement(rolled, OPTIONS, {"n": 10}, Practice(Vowels(), LESSONS), POLICY)
+    assert stage.collect(PROMPTS, 0).metrics["replay_gap_max"] < 1e-5
+
+
 def test_material_is_read_back_bit_for_bit() -> None:
     stage, material = collected()
     again = stage.read(material.to_json())
@@ -167,11 +174,14 @@ def test_history_says_what_the_rollouts_were(tmp_path: Path, caplog: pytest.LogC
     assert stage.assess(PROMPTS[:2])["reward"] == pytest.approx(rewards[best])
 
 
-def test_iterations_that_only_harm_leave_the_starting_weights(tmp_path: Path) -> None:
+def test_iterations_that_only_harm_leave_the_starting_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stage = make(Reinforcement, "block", judge=Vowels(factor=-1.0), learning_rate=1e-9)
     start = weights(stage.backbone)
     stage.fit(PROMPTS, PROMPTS[:2], tmp_path / "stage")
     assert same(weights(stage.backbone), start)  # equal rewards are no improvement
+    assert "reinforcement: no iteration improved on the starting weights, which are kept" in caplog.text
 
 
 @pytest.mark.parametrize("context", ["causal", "block"])

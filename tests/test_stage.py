@@ -93,6 +93,17 @@ def test_non_finite_loss_names_stage_epoch_step_and_samples(tmp_path: Path) -> N
     assert not (tmp_path / "stage").exists()
 
 
+def test_non_finite_validation_loss_ends_the_stage(tmp_path: Path) -> None:
+    class Blind(ARTeacher):
+        def score(self, model: torch.nn.Module, prepared: Scored) -> dict[str, torch.Tensor]:
+            sums = super().score(model, prepared)
+            return {**sums, "nll": sums["nll"] * (1.0 if torch.is_grad_enabled() else math.nan)}
+
+    with pytest.raises(FloatingPointError, match=r"stage ar_teacher, epoch 0: validation loss nan"):
+        Blind(tiny_backbone(), OPTIONS, {}).fit(TRAIN, VALID, tmp_path / "stage")
+    assert not (tmp_path / "stage").exists()  # the first weights would pass for the best
+
+
 def test_dropout_is_off_in_training(tmp_path: Path) -> None:
     backbone = tiny_backbone()
     for layer in backbone.model.model.layers:

@@ -35,7 +35,8 @@ class DecodeOptions:
         in mode "speculative" such a draft is shown to the next one.
     block_size: block length at decoding (of drafts in mode "speculative"), at most the trained one; None takes the
         trained one.
-    temperature: 0 takes the most likely token (confidence at temperature 1); above 0 samples at that temperature.
+    temperature: 0 takes the most likely token (confidence at temperature 1); above 0 samples at that temperature,
+        and confidences are those of the tempered distribution.
     seed: of the random numbers; a sample depends on (seed, request key, position, step) only.
     rule, rule_value: which slots of a block a pass commits (`decode.commit`). "threshold": see tau, no value; "static":
         value = passes a block; "factor": its factor f; "entropy": its bound in nats.

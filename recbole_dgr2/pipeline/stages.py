@@ -19,7 +19,7 @@ from recbole_dgr2.pipeline.assessing import DecodeMode, assess
 from recbole_dgr2.pipeline.mid_training import mid_train
 from recbole_dgr2.pipeline.preparation import draw_lists, tasks_of
 from recbole_dgr2.pipeline.stage_order import PARENTS, TEACHER, TEACHER_RL, ancestor_teacher, start_folder
-from recbole_dgr2.pipeline.training import VALIDATION_LISTS, Setting, added_tokens, sid_tokens
+from recbole_dgr2.pipeline.training import Setting, added_tokens, sid_tokens
 from recbole_dgr2.report.tables import Row
 from recbole_dgr2.trainer import ARTeacher, Conversion, Distillation, Reinforcement, TeacherRL, convert
 from recbole_dgr2.trainer.graded import Practice
@@ -178,7 +178,7 @@ def _hits(
         slots.update({task.key: (slot, len(task.candidates)) for task, slot in found})
         return [Request(task.key, setting.prompts.build(task).token_ids) for task in tasks]
 
-    train, valid = prompts_of(0, config["max_train_lists"]), prompts_of(1, VALIDATION_LISTS)
+    train, valid = prompts_of(0, config["max_train_lists"]), prompts_of(1, config[f"{stage}_eval_lists"])
     if not train:
         raise ValueError(f"stage {stage}: no training list has its target among its candidates, expected one")
     return train, valid, RankingJudge(slots, conditional_bonus)

@@ -3,7 +3,8 @@
 Three things that decide how fast a block decoder may go: the divergence from the teacher by how much of a block is
 still masked, the calibration of the confidences by which slots are committed, and the column sums of the matrix of
 label probabilities (slots of the ranked list by candidates). A permutation holds each candidate once, so calibrated
-marginals sum to 1 over the slots: then no two slots can both give one label more than 1/2.
+marginals sum to 1 over the slots: then no two slots can both give one label more than 1/2. That holds for a list in one
+block; where it crosses a border, the later block reads the labels before it, and a label's sum may be anything up to 2.
 """
 
 from __future__ import annotations

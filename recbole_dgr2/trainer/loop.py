@@ -132,6 +132,8 @@ class Loop:
             self._set_weights(best)
             found = (self.stage.name, self.progress.best_epoch, self.progress.best_loss)
             logger.info("%s: finished training, best valid loss in epoch %d: %.4f", *found)
+            if self.progress.best_epoch < 0:
+                logger.warning("%s: no iteration improved on the starting weights, which are kept", found[0])
 
     def _save(self, best: bool = False) -> None:
         progress = self.progress
@@ -263,6 +265,11 @@ class Loop:
         progress, options = self.progress, self.options
         start = time.perf_counter()
         metrics = self._evaluate()
+        if not math.isfinite(metrics["loss"]):
+            raise FloatingPointError(
+                f"stage {self.stage.name}, epoch {progress.epoch}: validation loss {metrics['loss']}; the last state is "
+                f"kept in {self.store.folder}; try a smaller learning_rate or clip_grad_norm"
+            )
         took = time.perf_counter() - start
         shown = (self.stage.name, progress.epoch, took, _format(metrics))
         logger.info("%s epoch %d evaluating [time: %.2fs, valid %s]", *shown)
