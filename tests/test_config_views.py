@@ -77,7 +77,7 @@ def test_every_key_of_reinforcement_learning_reaches_its_view(toy_config: Build,
     assert (decoding.temperature, decoding.tau, decoding.max_new_tokens) == (0.5, 0.7, 128)
     assert decoding.mode == {"ar_teacher_rl": "autoregressive", "reinforcement": "block"}[stage]
     fields = {field.name for view in (options, policy, decoding) for field in dataclasses.fields(view)}
-    fields |= {"iterations", "groups", "group_size", "max_draws", "conditional_bonus"}
+    fields |= {"iterations", "groups", "group_size", "max_draws", "conditional_bonus", "eval_lists"}
     for option in read_options(properties_dir() / "quick_start_config" / f"{stage}.yaml"):
         assert option.key.removeprefix(f"{stage}_") in fields
 

@@ -171,9 +171,13 @@ def test_sharded_weights_rule_muon_out_before_anything_is_prepared(
         )
 
 
-def test_lists_of_reinforcement_learning_are_hits_and_are_judged_by_their_target(finished: Finished) -> None:
+def test_lists_of_reinforcement_learning_are_hits_and_are_judged_by_their_target(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting = finished.setting
+    monkeypatch.setitem(setting.config.final_config_dict, "reinforcement_eval_lists", 3)
     train, valid, judge = stages._hits(setting, "reinforcement", conditional_bonus=False)
+    assert len(valid) == 3
     assert train and valid and not judge.conditional_bonus
     assert set(judge.slots) == {request.key for request in (*train, *valid)}
     for requests, lists in ((train, setting.learnt[0]), (valid, setting.learnt[1])):

@@ -1,5 +1,4 @@
-"""The one training loop under every stage: epochs, accumulation, validation, early stopping, logging,
-resuming.
+"""The one training loop under every stage: epochs, accumulation, validation, early stopping, logging, resuming.
 
 A step is a pure function of the weights, the optimizer and (seed, step, examples), on one process or many:
 losses are normalised by the sums of weights over the whole batch, so neither the micro-batch size nor the
@@ -132,8 +131,6 @@ class Loop:
             self._set_weights(best)
             found = (self.stage.name, self.progress.best_epoch, self.progress.best_loss)
             logger.info("%s: finished training, best valid loss in epoch %d: %.4f", *found)
-            if self.progress.best_epoch < 0:
-                logger.warning("%s: no iteration improved on the starting weights, which are kept", found[0])
 
     def _save(self, best: bool = False) -> None:
         progress = self.progress
@@ -216,17 +213,14 @@ class Loop:
 
     def _combine(self, parts: Mapping[str, Tensor], totals: Mapping[str, float]) -> Tensor:
         """Returns `sum_terms coefficient * (weighted sum here) / (weights of the batch)`, of the terms in `parts`."""
-        scales = {name: factor / max(totals[name], 1e-30) for name, factor in self._coefficients()}
+        scales = {name: factor / max(totals[name], 1e-30) for name, factor in self.stage.coefficients.items()}
         terms = [parts[name] * scale for name, scale in scales.items() if name in parts]
         return torch.stack(terms).sum()
-
-    def _coefficients(self) -> list[tuple[str, float]]:
-        return list(self.stage.coefficients.items())
 
     def _metrics(self, sums: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
         """Returns the loss and every term and metric as a weighted mean (0 where nothing weighed)."""
         means = {name: sums[name] / weights[name] if weights[name] else 0.0 for name in weights}
-        loss = sum(factor * means.get(name, 0.0) for name, factor in self._coefficients())
+        loss = sum(factor * means.get(name, 0.0) for name, factor in self.stage.coefficients.items())
         return {"loss": loss, **means}
 
     def _reduce(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -249,9 +243,13 @@ class Loop:
             return
         keys = [self.train[index].key for index in batch]
         shown = ", ".join(map(str, keys[:8])) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
-        place = f"stage {self.stage.name}, epoch {self.progress.epoch}, step {self.progress.step}"
-        raise FloatingPointError(
-            f"{place}: loss {loss}, gradient norm {norm}, samples {shown}; the last state is kept in "
+        raise self._not_finite(
+            f", step {self.progress.step}: loss {loss}, gradient norm {norm}, samples {shown}"
+        )
+
+    def _not_finite(self, what: str) -> FloatingPointError:
+        return FloatingPointError(
+            f"stage {self.stage.name}, epoch {self.progress.epoch}{what}; the last state is kept in "
             f"{self.store.folder}; try a smaller learning_rate or clip_grad_norm"
         )
 
@@ -266,10 +264,7 @@ class Loop:
         start = time.perf_counter()
         metrics = self._evaluate()
         if not math.isfinite(metrics["loss"]):
-            raise FloatingPointError(
-                f"stage {self.stage.name}, epoch {progress.epoch}: validation loss {metrics['loss']}; the last state is "
-                f"kept in {self.store.folder}; try a smaller learning_rate or clip_grad_norm"
-            )
+            raise self._not_finite(f": validation loss {metrics['loss']}")
         took = time.perf_counter() - start
         shown = (self.stage.name, progress.epoch, took, _format(metrics))
         logger.info("%s epoch %d evaluating [time: %.2fs, valid %s]", *shown)

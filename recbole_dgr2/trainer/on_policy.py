@@ -89,6 +89,13 @@ class OnPolicyLoop(Loop):
         progress.history.append(record)
         self._save(best=True)
 
+    def _restore_best(self) -> None:
+        super()._restore_best()
+        if self.progress.best_epoch == BEFORE:
+            logger.warning(
+                "%s: no iteration improved on the starting weights, which are kept", self.stage.name
+            )
+
     def _begin_epoch(self) -> dict[str, float]:
         text, self.kept = self.kept, None
         if text is None:
