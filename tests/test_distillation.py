@@ -96,6 +96,16 @@ def test_collected_answers_are_read_back_as_they_were(supervised_weight: float) 
     assert tested.collect(prompts(5), 0) == material and tested.collect(prompts(5), 1) != material
 
 
+def test_rollouts_without_a_ranked_list_are_told() -> None:
+    tested = stage()
+    drawn = tested.collect(prompts(5), 0).examples
+    tested.marker = drawn[0].trajectory.tokens[:1]
+    holding = [tested.marker[0] in each.trajectory.tokens[: each.trajectory.length] for each in drawn]
+    assert 0 < tested.collect(prompts(5), 0).metrics["listed"] == sum(holding) / len(drawn)
+    tested.marker = ()
+    assert tested.collect(prompts(5), 0).metrics["listed"] == 0
+
+
 def test_killed_and_resumed_is_the_unbroken_run(tmp_path: Path) -> None:
     own = {"all_mask_share": 0.4, "supervised_weight": 0.1}
 

@@ -100,7 +100,8 @@ class Distillation(OnPolicy[Units]):
     Source: Diffusion-GR2 (arXiv 2607.01170), Eq. 2, with the alignment of its Section 3.5: the teacher reads the clean
     answer causally, the student the canvas that it decoded; both are shifted by one.
 
-    In the log, `agreement` is the share of masked slots at which student and teacher would choose the same token, and
+    In the log, `listed` is the share of rollouts whose ranked list was found (another is weighed as reasoning all
+    along), `agreement` is the share of masked slots at which student and teacher would choose the same token, and
     `reasoning` and `answer` are the unweighted divergences at masked slots.
 
     Args:
@@ -160,6 +161,7 @@ class Distillation(OnPolicy[Units]):
         metrics = {
             "length": float(np.mean(lengths)),
             "finished": float(np.mean([done for _, done in rolled])),
+            "listed": float(np.mean([each.answer_start < each.trajectory.length for each in answers])),
         }
         return Material(answers, metrics)
 
