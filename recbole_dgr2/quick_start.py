@@ -42,7 +42,7 @@ from recbole_dgr2.pipeline.run_files import (
     write_run_file,
 )
 from recbole_dgr2.pipeline.semantic_ids import add_semantic_ids, check_semantic_ids
-from recbole_dgr2.pipeline.stage_order import require_shardable, start_folder
+from recbole_dgr2.pipeline.stage_order import PARENTS, TEACHER, require_shardable, start_folder
 from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
 from recbole_dgr2.report.floors import Floor, agree, floor_of
 from recbole_dgr2.report.tables import Row, RunInfo, build_report, print_report, write_report
@@ -107,10 +107,11 @@ def _read(config: Config) -> tuple[Data, PromptTemplate]:
     if options.stages:
         from recbole_dgr2.pipeline.tracing import require_writer
 
-        if start_folder(config) is not None:
-            require_same_points(options.run_dir / GROUNDING_FILE, config["points_per_unit"])
+        start_folder(config)
         require_shardable(config)
         require_writer(config)
+    if TEACHER not in options.stages and any((options.run_dir / stage).is_dir() for stage in PARENTS):
+        require_same_points(options.run_dir / GROUNDING_FILE, config["points_per_unit"])
     return data, template
 
 

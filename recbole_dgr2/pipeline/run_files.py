@@ -84,14 +84,14 @@ def write_grounding(path: Path, grounding: tuple[FactScale, Reasoner]) -> None:
 
 
 def require_same_points(path: Path, points_per_unit: float) -> None:
-    """ValueError where the grounding that an earlier stage was trained on, if there is one, has other points."""
+    """ValueError where the grounding that a run's stages were trained on, if there is one, has other points."""
     if not path.is_file():
         return
     known = read_grounding(path)[1].points_per_unit
     if known != points_per_unit:
         raise ValueError(
-            f"points_per_unit is {points_per_unit:g}, but what the first of stages starts from was trained on "
-            f"scores of {known:g}; set points_per_unit={known:g}, or train ar_teacher again"
+            f"points_per_unit is {points_per_unit:g}, but the stages in {path.parent} were trained on scores of "
+            f"{known:g}; set points_per_unit={known:g}, or train ar_teacher again"
         )
 
 
