@@ -65,7 +65,7 @@ def test_the_report_has_its_schema(finished: Finished) -> None:
         assert tuple(row["decode"]) == DECODE_KEYS
         block = row["name"] != "ar_teacher"
         assert row["decode"]["mode"] == ("block" if block else "autoregressive")
-        assert (row["decode"]["tau"], row["decode"]["block_size"]) == ((0.9, 32) if block else (None, None))
+        assert (row["decode"]["tau"], row["decode"]["block_size"]) == ((0.9, 16) if block else (None, None))
         assert row["decode"]["batch_size"] == 1
 
 
@@ -143,9 +143,9 @@ def test_later_stages_alone_start_from_an_earlier_run(finished: Finished, here: 
     run(here, run_dir=str(here / "cft"), stages=["reinforcement"])
     assert load_stage(here / "cft" / "reinforcement")[1].parent == "conversion"
     with pytest.raises(
-        ValueError, match="block_size: the checkpoint was converted with 32 but 16 is asked for"
+        ValueError, match="block_size: the checkpoint was converted with 16 but 8 is asked for"
     ):
-        run(here, run_dir=str(here / "cft"), stages=["reinforcement"], block_size=16)
+        run(here, run_dir=str(here / "cft"), stages=["reinforcement"], block_size=8)
 
 
 def test_the_teacher_with_reinforcement_learning(here: Path) -> None:
