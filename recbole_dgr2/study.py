@@ -14,7 +14,8 @@ set beside the stage of the same name:
   --variants "RL without OPD=saved/rl-2020:reinforcement,saved/rl-2021:reinforcement"
 
 The JSON is written after every answered stage and decoder, and a second call goes on from it: what was decoded with
-the same weights is not decoded again. The page stands beside it as .md; `--render` makes it anew from the JSON alone.
+the same weights is not decoded again. The page stands beside it as .md, with a plot as .png; `--render` makes both
+anew from the JSON alone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from recbole_dgr2.pipeline.study import Plan, Study
 from recbole_dgr2.pipeline.study_file import read_study
 from recbole_dgr2.pipeline.study_members import variant
 from recbole_dgr2.report.study_page import study_page
+from recbole_dgr2.report.study_plot import write_plot
 from recbole_dgr2.system.cache import write_text
 from recbole_dgr2.system.command import Arguments, comma_separated, command, command_parser
 from recbole_dgr2.system.threads import use_threads
@@ -61,7 +63,8 @@ def main(arguments: Arguments = None) -> None:
             "versions": library_versions(),
         }
         content = Study(_plan(options), options.output, about).run()
-    page = study_page(content)
+    plot = write_plot(content, options.output.with_name(f"{options.output.stem}_validity.png"))
+    page = study_page(content, plot.name if plot else None)
     write_text(options.output.with_suffix(".md"), page)
     sys.stdout.write(page)
 

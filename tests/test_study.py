@@ -19,6 +19,7 @@ from recbole_dgr2.pipeline.study_members import RunLists, require_same_lists
 from recbole_dgr2.report.significance import paired_test
 from recbole_dgr2.report.study_figures import Study
 from recbole_dgr2.report.study_page import study_page
+from recbole_dgr2.report.study_plot import validity_lines, write_plot
 from recbole_dgr2.report.tables import Row
 from tests.toy_run import Finished
 
@@ -116,6 +117,22 @@ def test_page_by_hand() -> None:
     assert "| ar_teacher (ours: ar_teacher_rl) | 0.2960 | 0.7500 |" in other
     assert "- no drills: `n_drills: 0`." in page
     assert "python -m recbole_dgr2.study --runs=a,b" in page and "`epochs: 3`" in page
+
+
+def test_plot_has_a_line_a_student_of_several_thresholds(tmp_path: Path) -> None:
+    assert write_plot(content(), tmp_path / "none.png") is None and not list(tmp_path.iterdir())
+    more = [
+        {**entry("conversion", seed, "0 0 2 3", f"block {tau}"), "tokens_per_pass": tokens}
+        for seed in (1, 2)
+        for tau, tokens in (("0.4", 6.0), ("1", 1.0), ("0.6", 3.0 + seed))
+    ]
+    entries = [*content()["entries"], *more]
+    (line,) = validity_lines({**content(), "entries": entries})
+    assert line.name == "conversion" and line.taus == ("0.9", "0.6", "0.4")
+    assert line.tokens == (2.0, 4.5, 6.0) and line.valid == (0.75, 0.75, 0.75)
+    plot = write_plot({**content(), "entries": entries}, tmp_path / "plot.png")
+    assert plot is not None and plot.stat().st_size > 1000
+    assert "](plot.png)" in study_page(content(), plot.name) and "](" not in study_page(content())
 
 
 def test_json_has_a_line_an_entry() -> None:

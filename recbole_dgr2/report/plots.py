@@ -1,4 +1,4 @@
-"""The plots of a benchmark (accuracy against throughput, speed-up against length or batch) and of a diagnosis."""
+"""The plots of a benchmark (accuracy against throughput, speed-up against length or batch), a study and a diagnosis."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ class Curve:
     speedup: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class ValidityLine:
+    """One student at falling thresholds (`taus`, as text): tokens a pass, valid share and its interval at each."""
+
+    name: str
+    taus: Sequence[str]
+    tokens: Sequence[float]
+    valid: Sequence[float]
+    intervals: Sequence[tuple[float, float]]
 
 
 def plot_frontier(points: Sequence[Point], metric: str, path: Path) -> None:
@@ -70,6 +81,31 @@ def plot_speedups(curves: Sequence[Curve], axis: str, path: Path) -> None:
         axes.set_xlabel(axis)
         axes.set_ylabel("speed-up over autoregressive")
         axes.set_ylim(bottom=0)
+
+    _save(draw, path)
+
+
+def plot_validity(lines: Sequence[ValidityLine], path: Path) -> None:
+    """Valid share of raw answers against tokens a pass, one marker a threshold: further right at a height is faster
+    at equal validity."""
+
+    def draw(axes: Axes) -> None:
+        for index, line in enumerate(lines):
+            ends = zip(line.valid, line.intervals, strict=True)
+            spread = list(zip(*((mid - low, high - mid) for mid, (low, high) in ends), strict=True))
+            axes.errorbar(
+                line.tokens,
+                line.valid,
+                yerr=spread,
+                label=line.name,
+                linestyle="-",
+                capsize=3,
+                **_style(index),
+            )
+            for tau, *place in zip(line.taus, line.tokens, line.valid, strict=True):
+                axes.annotate(tau, place, textcoords="offset points", xytext=(6, 6), fontsize=8)
+        axes.set_xlabel("tokens a pass (at each marker: tau)")
+        axes.set_ylabel("valid share of raw answers, 95 %")
 
     _save(draw, path)
 

@@ -51,8 +51,8 @@ EXPLAINED = (
 _MISSING = "-"
 
 
-def study_page(content: Mapping[str, Any]) -> str:
-    """The page as Markdown text."""
+def study_page(content: Mapping[str, Any], plot: str | None = None) -> str:
+    """The page as Markdown text; `plot`: name of the file that `study_plot.write_plot` left beside it."""
     study = Study(content)
     parts = [
         ("Accuracy", EXPLAINED.format(**content), _accuracy(study)),
@@ -67,6 +67,8 @@ def study_page(content: Mapping[str, Any]) -> str:
             lines += [f"## {heading}", "", text, "", *markdown(cells), ""]
         if heading == "Accuracy":
             lines += _notes(study)
+        if heading == "Threshold" and plot:
+            lines += [f"![valid answers against tokens a pass]({plot})", ""]
     if any(name in STUDENTS for name in study.names):
         lines += [*markdown(_beside_speed(study)), ""]
     return "\n".join([*lines, *_tail(content)]) + "\n"
