@@ -102,8 +102,8 @@ def plot_validity(lines: Sequence[ValidityLine], path: Path) -> None:
                 capsize=3,
                 **_style(index),
             )
-            for tau, *place in zip(line.taus, line.tokens, line.valid, strict=True):
-                axes.annotate(tau, place, textcoords="offset points", xytext=(6, 6), fontsize=8)
+            for tau, x, y in zip(line.taus, line.tokens, line.valid, strict=True):
+                axes.annotate(tau, (x, y), textcoords="offset points", xytext=(6, 6), fontsize=8)
         axes.set_xlabel("tokens a pass (at each marker: tau)")
         axes.set_ylabel("valid share of raw answers, 95 %")
 
