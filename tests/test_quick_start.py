@@ -196,7 +196,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"stages": ["reinforcement"]},
-        "they start from the distillation of an earlier run.*add distillation to stages",
+        "start from the distillation or conversion of .*add ar_teacher, conversion, distillation to stages",
     ),
     (
         {"stages": ["ar_teacher", "distillation"]},

@@ -73,7 +73,7 @@ def test_the_first_stage_starts_from_the_best_parent(
             "from the ar_teacher of an earlier run, and there is no .*add ar_teacher to stages",
         ),
         (["distillation"], ["ar_teacher"], "from the conversion of an earlier run"),
-        (["reinforcement"], ["ar_teacher"], "from the distillation of an earlier run"),
+        (["reinforcement"], ["ar_teacher"], "from the distillation or conversion of an earlier run"),
         (
             ["ar_teacher", "reinforcement"],
             [],

@@ -115,9 +115,10 @@ def start_folder(config: Config) -> Path | None:
         folders = [teacher_folder(config, options.run_dir)]
     found = next((folder for folder in folders if folder.is_dir()), None)
     if found is None:
+        names, earlier = " or ".join(folder.name for folder in folders), [*PARENTS]
         raise ValueError(
-            f"stages {stages}: they start from the {folders[0].name} of an earlier run, and there is no {folders[0]}; "
-            f"add {PARENTS[stages[0]][0]} to stages, or set run_dir to the folder of that run"
+            f"stages {stages}: they start from the {names} of an earlier run, and there is no {folders[0]}; add "
+            f"{', '.join(earlier[: earlier.index(stages[0])])} to stages, or set run_dir to the folder of that run"
         )
     require_lineage(found)
     if stages[0] == "distillation" and stage_views.distillation_teacher(config) == TEACHER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from recbole_dgr2.trainer import ARTeacher, Conversion, Distillation, Reinforcem
 from recbole_dgr2.trainer.graded import Practice
 from recbole_dgr2.trainer.rollouts import Roller
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -41,6 +44,13 @@ def run_stages(setting: Setting, backbone: Backbone) -> list[Row]:
     model = Model(backbone, None, None)
     if folder is not None:
         model = _started(config, backbone, folder)
+    before = [
+        stage for stage in PARENTS if stage not in config["stages"] and (setting.run.folder / stage).is_dir()
+    ]
+    if before:
+        logger.info(
+            "trained before, without a row in this report: %s; name them in stages too", ", ".join(before)
+        )
     rows: list[Row] = []
     steps: dict[str, Callable[[Setting, Model], tuple[Model, list[Row]]]] = {
         TEACHER: _teach,

@@ -33,7 +33,7 @@ from recbole_dgr2.trainer.batches import (
 from recbole_dgr2.trainer.optimizers import build_optimizers
 from recbole_dgr2.trainer.options import learning_rate_at
 from recbole_dgr2.trainer.placement import gathered, no_dropout, place, placed_as, whole
-from recbole_dgr2.trainer.state import PartialStore, Progress, Resumed
+from recbole_dgr2.trainer.state import PartialStore, Progress, Resumed, moment
 
 if TYPE_CHECKING:
     from recbole_dgr2.trainer.stage import Keyed, Stage
@@ -129,8 +129,8 @@ class Loop:
         best = self.store.best_weights(self.progress)
         if best is not None:
             self._set_weights(best)
-            found = (self.stage.name, self.progress.best_epoch, self.progress.best_loss)
-            logger.info("%s: finished training, best valid loss in epoch %d: %.4f", *found)
+            found = (self.stage.name, self.progress.best_loss, moment(self.progress.best_epoch))
+            logger.info("%s: finished training, best valid loss %.4f (%s)", *found)
 
     def _save(self, best: bool = False) -> None:
         progress = self.progress
@@ -266,8 +266,8 @@ class Loop:
         if not math.isfinite(metrics["loss"]):
             raise self._not_finite(f": validation loss {metrics['loss']}")
         took = time.perf_counter() - start
-        shown = (self.stage.name, progress.epoch, took, _format(metrics))
-        logger.info("%s epoch %d evaluating [time: %.2fs, valid %s]", *shown)
+        shown = (self.stage.name, moment(record["epoch"]), took, _format(metrics))
+        logger.info("%s %s evaluating [time: %.2fs, valid %s]", *shown)
         record.update({f"valid_{name}": value for name, value in metrics.items()})
         improved = progress.best_loss is None or metrics["loss"] < progress.best_loss
         if improved:

@@ -22,12 +22,11 @@ from accelerate import Accelerator
 from recbole_dgr2.system import processes
 from recbole_dgr2.trainer.loop import Loop
 from recbole_dgr2.trainer.stage import Keyed, Prepared, Stage
-from recbole_dgr2.trainer.state import PartialStore, Resumed
+from recbole_dgr2.trainer.state import BEFORE, PartialStore, Resumed
 
 logger = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=Prepared)
-BEFORE = -1  # the iteration of the validation of the starting weights
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
+BEFORE = -1  # the epoch of a validation of the starting weights
 
 
 @dataclass
@@ -43,6 +44,11 @@ class Progress:
     stopped: bool = False
     saves: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
+
+
+def moment(epoch: float | None) -> str:
+    """An epoch as the log tells it; `BEFORE` is none."""
+    return "starting weights" if epoch == BEFORE else f"epoch {epoch:.0f}"
 
 
 @dataclass(frozen=True)
