@@ -12,7 +12,7 @@ from recbole_dgr2.report.study_figures import STUDENTS, Study
 
 def validity_lines(content: Mapping[str, Any]) -> list[ValidityLine]:
     """Of every student that was decoded at several thresholds: tokens a pass, valid share and interval at each, the
-    thresholds falling; block length 1 aside, which commits one token a pass whatever the student."""
+    thresholds falling; tau 1 aside, at which every student commits one token a pass."""
     study = Study(content)
     lines = []
     for name in (name for name in study.names if name in STUDENTS):
