@@ -42,7 +42,13 @@ from recbole_dgr2.pipeline.run_files import (
     write_run_file,
 )
 from recbole_dgr2.pipeline.semantic_ids import add_semantic_ids, check_semantic_ids
-from recbole_dgr2.pipeline.stage_order import PARENTS, TEACHER, require_shardable, start_folder
+from recbole_dgr2.pipeline.stage_order import (
+    PARENTS,
+    TEACHER,
+    require_shardable,
+    start_folder,
+    unchanged_stages,
+)
 from recbole_dgr2.report.assessment import Panel, assess_retriever, draw_sample
 from recbole_dgr2.report.floors import Floor, agree, floor_of
 from recbole_dgr2.report.tables import Row, RunInfo, build_report, print_report, write_report
@@ -192,7 +198,13 @@ def _stages(
     with run.phase("traces"):
         setting, backbone = make_setting(config, run, texts, *material)
     run.keep()
-    return run_stages(setting, backbone), {"trimmed": setting.trimmed, "traces": setting.traces}
+    rows = run_stages(setting, backbone)
+    unchanged = unchanged_stages(run.folder, config["stages"])
+    return rows, {
+        "trimmed": setting.trimmed,
+        "traces": setting.traces,
+        **({"unchanged": unchanged} if unchanged else {}),
+    }
 
 
 def _panel(config: Config, host: Host, test: Lists) -> Panel:

@@ -20,6 +20,7 @@ from recbole_dgr2.pipeline.stage_order import (
     require_shardable,
     start_folder,
     teacher_folder,
+    unchanged_stages,
 )
 from recbole_dgr2.system import processes
 from tests.toy_run import Build, Finished
@@ -88,6 +89,16 @@ def test_what_is_missing_is_named(
     with pytest.raises(ValueError, match=message) as caught:
         start_folder(config)
     assert "\n" not in str(caught.value)
+
+
+def test_stages_that_end_where_they_started_are_named(toy_config: Build) -> None:
+    _, run = config_of(toy_config, [], ["ar_teacher", "conversion", "distillation"])
+    kept = run / "reinforcement"
+    write_stage(kept, "distillation")
+    (kept / "model.safetensors").write_bytes((run / "distillation" / "model.safetensors").read_bytes())
+    found = unchanged_stages(run, ["conversion", "distillation", "reinforcement"])
+    assert found == [{"stage": "reinforcement", "parent": "distillation"}]
+    assert unchanged_stages(run, ["conversion", "distillation"]) == []
 
 
 def test_a_distillation_needs_its_own_teacher_only(toy_config: Build) -> None:

@@ -193,6 +193,16 @@ def test_markdown_by_eye(report: dict[str, Any]) -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_stages_that_kept_their_starting_weights_are_named(report: dict[str, Any]) -> None:
+    assert "started from" not in tables.render_markdown(report)
+    kept = {**report, "unchanged": [{"stage": "conversion", "parent": "ar_teacher"}]}
+    check_report(kept)
+    text = tables.render_markdown(kept)
+    assert "Stages that ended with the weights they started from: conversion (= ar_teacher)" in text
+    with pytest.raises(ValueError, match=r"report\.unchanged\[0\]\.stage is 'distillation'"):
+        check_report({**report, "unchanged": [{"stage": "distillation", "parent": "conversion"}]})
+
+
 def test_small_n_and_missing_rows() -> None:
     report = tables.build_report(info(n=3), [tables.Row("retriever", {}, *hit_view([0, 1, 2], 3, 50, 0))])
     assert list(report["rows"][0]["hits"]) == ["recall@1", "recall@3", "ndcg@3", "mrr"]

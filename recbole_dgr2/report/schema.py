@@ -9,13 +9,14 @@ from recbole_dgr2.report.evaluation import FAILURES
 from recbole_dgr2.report.faithfulness import MEASURES
 
 RUN_KEYS = ("dataset", "retriever", "n_candidates", "n_users", "n_hits", "seed", "versions", "phases", "rows")
-OPTIONAL_KEYS = ("floors", "comparisons", "trimmed", "traces")
+OPTIONAL_KEYS = ("floors", "comparisons", "trimmed", "traces", "unchanged")
 """Keys that later versions added: a report without them is whole."""
 FLOOR_KEYS = ("split", "phase", "lists", "hits", "hit_share", "metrics", "ci95")
 COMPARISON_KEYS = ("a", "b", "metric", "difference", "ci95", "p")
 TRIMMED_KEYS = ("phase", "prompts", "trimmed", "history_items", "candidate_titles")
 TRACE_COUNTS = ("lists", "accepted", "attempts", "prompt_tokens", "completion_tokens")
 TRACE_KEYS = ("phase", "source", "model", "mode", *TRACE_COUNTS)
+UNCHANGED_KEYS = ("stage", "parent")
 ROW_KEYS = ("name", "all", "hits", "ci95", "valid_rate", "failures", "decode")
 OPTIONAL_ROW_KEYS = ("faithfulness", "copied")
 FAITHFULNESS_KEYS = ("value", "ci95", "answers")
@@ -41,6 +42,12 @@ def check_report(report: Mapping[str, Any]) -> None:
         raise ValueError(f"report.rows are {names}: at least one row and no name twice is needed")
     for row in report["rows"]:
         _check_row(f"report row {row.get('name')!r}", row, report["n_hits"])
+    for place, entry in enumerate(report.get("unchanged", ())):
+        _check_keys(f"report.unchanged[{place}]", entry, UNCHANGED_KEYS)
+        if entry["stage"] not in names:
+            raise ValueError(
+                f"report.unchanged[{place}].stage is {entry['stage']!r}: expected one of {names}"
+            )
     for place, floor in enumerate(report.get("floors", ())):
         _check_floor(f"report.floors[{place}]", floor)
     for place, entry in enumerate(report.get("comparisons", ())):

@@ -189,6 +189,9 @@ def _parts(report: Mapping[str, Any]) -> list[str | _Grid]:
         parts.append("No user has the target among the candidates: there are no metrics over hits.")
     if any(row["valid_rate"] is not None or row["decode"] for row in report["rows"]):
         parts.append(_answer_grid(report["rows"]))
+    if report.get("unchanged"):
+        kept = ("{stage} (= {parent})".format(**entry) for entry in report["unchanged"])
+        parts.append(f"Stages that ended with the weights they started from: {', '.join(kept)}")
     if any(row.get("faithfulness") for row in report["rows"]):
         parts += [
             "Faithfulness of the reasoning (95 % intervals):",
