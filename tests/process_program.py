@@ -74,20 +74,25 @@ def exchanges() -> dict[str, Any]:
     return {"spread": spread, "seen": seen, "main": main, "same": same, "failed": failed}
 
 
+def tell(found: Any) -> None:
+    """A line in one write: processes of a launcher share an unbuffered stream, and print writes the end apart."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
 def main(folder: str, what: str, lives: str = "0") -> None:
     torch.set_num_threads(1)
     processes.start()
     if what == "exchanges":
-        print(json.dumps(exchanges()))
+        tell(exchanges())
     else:
         stage = {"supervised": supervised, "on_policy": on_policy}[what]
         try:
             found = stage(Path(folder) / what, int(lives))
         except Killed:
-            print(json.dumps("killed"))
-            sys.stdout.flush()
+            tell("killed")
             return
-        print(json.dumps(found))
+        tell(found)
     processes.finish()
 
 
