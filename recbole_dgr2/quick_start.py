@@ -199,7 +199,7 @@ def _stages(
         setting, backbone = make_setting(config, run, texts, *material)
     run.keep()
     rows = run_stages(setting, backbone)
-    unchanged = unchanged_stages(run.folder, config["stages"])
+    unchanged = unchanged_stages(run.folder, [row.name for row in rows])
     return rows, {
         "trimmed": setting.trimmed,
         "traces": setting.traces,

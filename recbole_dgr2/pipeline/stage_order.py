@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,8 +64,15 @@ def broken_lineage(folder: Path) -> str | None:
     return broken_lineage(parent)
 
 
-def unchanged_stages(run_dir: Path, stages: Collection[str]) -> list[dict[str, str]]:
-    """Of the finished stages that `stages` made, those that ended with the weights of their parent: {stage, parent}.
+def require_lineage(folder: Path) -> None:
+    """ValueError where a finished stage does not belong to those beside it; see `broken_lineage`."""
+    reason = broken_lineage(folder)
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def unchanged_stages(run_dir: Path, names: Iterable[str]) -> list[dict[str, str]]:
+    """Of the finished stages among `names`, those that ended with the weights of their parent: {stage, parent}.
 
     Raises:
         ValueError: a `dgr2.json` that cannot be read.
@@ -73,20 +80,12 @@ def unchanged_stages(run_dir: Path, stages: Collection[str]) -> list[dict[str, s
     from recbole_dgr2.model.adapters import weights_digest
     from recbole_dgr2.model.checkpoint import read_info
 
-    made = [*([TEACHER_RL] if TEACHER in stages else []), *(stage for stage in PARENTS if stage in stages)]
     found = []
-    for folder in (run_dir / stage for stage in made):
+    for folder in (run_dir / name for name in names):
         info = read_info(folder) if folder.is_dir() else None
         if info and info.parent and info.parent_weights == weights_digest(folder):
             found.append({"stage": folder.name, "parent": info.parent})
     return found
-
-
-def require_lineage(folder: Path) -> None:
-    """ValueError where a finished stage does not belong to those beside it; see `broken_lineage`."""
-    reason = broken_lineage(folder)
-    if reason is not None:
-        raise ValueError(reason)
 
 
 def require_shardable(config: Config) -> None:
