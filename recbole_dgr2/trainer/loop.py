@@ -79,8 +79,7 @@ class Loop:
         self.total_steps = self.options.epochs * -(-len(train) // self.options.train_batch_size)
 
     def run(self) -> Progress:
-        """Trains to the end, from the stored state where there is one, and leaves the best weights in the
-        model.
+        """Trains to the end, from the stored state where there is one; leaves the best weights in the model.
 
         Raises:
             FloatingPointError: a loss or gradient is not finite; the last stored state is kept.
@@ -153,9 +152,10 @@ class Loop:
             progress.seconds = time.perf_counter() - start
             if options.save_step and progress.step % options.save_step == 0 and progress.batch < len(batches):
                 self._save()
-        train = self._metrics(progress.sums, progress.weights)
-        took = f"time: {progress.seconds:.2f}s, train "
-        logger.info("%s epoch %d training [%s%s]", self.stage.name, progress.epoch, took, _format(train))
+        train = self._metrics(progress.sums, progress.weights) if progress.weights else {}
+        if train:  # else there was nothing to learn from
+            took = f"time: {progress.seconds:.2f}s, train "
+            logger.info("%s epoch %d training [%s%s]", self.stage.name, progress.epoch, took, _format(train))
         record = {"epoch": float(progress.epoch), **begun}
         record.update({f"train_{name}": value for name, value in train.items()})
         improved = self._due() and self._validate(record)

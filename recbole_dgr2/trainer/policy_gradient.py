@@ -113,16 +113,15 @@ class PolicyGradient(OnPolicy[Replayed | Scored]):
     def _gaps(
         self, trajectories: Sequence[Trajectory], old: Sequence[Sequence[float]], iteration: int
     ) -> dict[str, float]:
-        """Mean and largest |rollout - replay| of a log-probability, over the counted slots."""
+        """Mean and largest |rollout - replay| of a log-probability, over the counted slots, if there are any."""
         gaps = [
             abs(rolled - replayed)
             for trajectory, values in zip(trajectories, old, strict=True)
             for rolled, replayed in zip(trajectory.log_probs[: trajectory.length], values, strict=False)
         ]
-        found = {
-            "replay_gap": float(np.mean(gaps)) if gaps else 0.0,
-            "replay_gap_max": max(gaps, default=0.0),
-        }
+        if not gaps:
+            return {}
+        found = {"replay_gap": float(np.mean(gaps)), "replay_gap_max": max(gaps)}
         if found["replay_gap_max"] > LARGEST_GAP:
             logger.warning(
                 "%s iteration %d: replayed log-probabilities are up to %.2g (mean %.2g) from those of the rollouts, "
