@@ -25,6 +25,7 @@ from recbole.utils.argument_list import (
 )
 
 from recbole_dgr2.atomic_files import check_atomic_files
+from recbole_dgr2.rules import check_together
 from recbole_dgr2.schema import Option, nearest, option_files, options_of, parse_text, read_options, read_yaml
 from recbole_dgr2.system.paths import host_dir
 
@@ -127,7 +128,7 @@ class Config(_QuietConfig):
             raise ValueError("dataset: none given; say which, e.g. --dataset=ml-100k")
         self._read_given(dataset, options_of(name, dataset))
         super().__init__(model=model, dataset=dataset, config_dict=copy.deepcopy(self._given))
-        self._check_together()
+        check_together(self.final_config_dict, self.options["eval_args"].default)
         check_atomic_files(self)
 
     def _give(self, values: Mapping[str, Any], origin: str) -> None:
@@ -171,38 +172,6 @@ class Config(_QuietConfig):
         # RecBole's sampler belongs to the retriever (retriever_config); the re-ranker itself samples nothing.
         final["train_neg_sample_args"] = None
         return final
-
-    def _check_together(self) -> None:
-        """Rules that tie keys to one another."""
-        final = self.final_config_dict
-        protocol = {key: final["eval_args"][key] for key in ("split", "order", "mode")}
-        expected = {
-            "split": {"LS": "valid_and_test"},
-            "order": "TO",
-            "mode": {"valid": "full", "test": "full"},
-        }
-        if protocol != expected:
-            whole = self.options["eval_args"].default
-            raise ValueError(
-                f"eval_args: the re-ranker ranks leave-one-out lists, expected {whole}, got {protocol}"
-            )
-        if final.get("benchmark_filename"):
-            raise ValueError(
-                "benchmark_filename: lists are cut from whole sequences, leave-one-out; leave it out and put all parts "
-                f"into one {final['dataset']}.inter"
-            )
-        if final["mid_training_epochs"] and final["semantic_ids"] is None:
-            raise ValueError(
-                "mid_training_epochs: mid-training teaches semantic IDs; set semantic_ids, e.g. to kmeans"
-            )
-        cutoff = str(final["valid_metric"]).partition("@")[2]
-        if cutoff not in {str(k) for k in final["topk"]}:
-            raise ValueError(f"valid_metric: its cut-off {cutoff!r} must be one of topk {final['topk']}")
-        heads, kv_heads = final["embedded_num_heads"], final["embedded_num_kv_heads"]
-        if final["embedded_hidden_size"] % heads:
-            raise ValueError(f"embedded_hidden_size: expected a multiple of embedded_num_heads ({heads})")
-        if heads % kv_heads:
-            raise ValueError(f"embedded_num_kv_heads: expected a divisor of embedded_num_heads ({heads})")
 
     @property
     def options(self) -> dict[str, Option]:

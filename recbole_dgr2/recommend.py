@@ -1,6 +1,7 @@
 """Ranked lists for users by name, from the folder of a finished run; nothing is trained.
 
 python -m recbole_dgr2.recommend --run_dir=saved/ml-100k-ItemKNN-2020 --users=196,186 --output=lists.csv
+python -m recbole_dgr2.recommend --run_dir=saved/ml-100k-ItemKNN-2020 --users=all --decode_mode=auto --output=all.csv
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recbole_dgr2.decode.types import MODES
 from recbole_dgr2.pipeline.open_run import OpenRun, open_run
 from recbole_dgr2.report.export import RankedList, json_lines, write_lists
 from recbole_dgr2.system.command import Arguments, command, command_parser
@@ -34,9 +36,15 @@ def main(arguments: Arguments = None) -> None:
     parser.add_argument(
         "--history", choices=("test", "all"), default="test", help="test: without the test item"
     )
+    parser.add_argument(
+        "--decode_mode",
+        choices=MODES,
+        help="how a converted model answers (default: as in the run's options)",
+    )
     parser.add_argument("--output", type=Path, help=".csv or .jsonl (default: JSON lines on the terminal)")
     known = parser.parse_args(arguments)
-    run = open_run(known.run_dir, show_progress=False)
+    mode = {} if known.decode_mode is None else {"decode_mode": known.decode_mode}
+    run = open_run(known.run_dir, show_progress=False, **mode)
     lists = run.recommend(_users(known.users, run), known.system, known.history)
     if known.output is None:
         sys.stdout.write(json_lines(lists))

@@ -37,7 +37,7 @@ def test_views(toy_config: Build, tmp_path: Path) -> None:
     assert views.embedded_spec(config).hidden_size == 32
     assert views.block_diffusion_spec(config, mask_id=9).block_size == 16
     assert views.noise_options(config).t_min == 0.1
-    assert views.decode_options(config).tau == 0.8
+    assert views.decode_options(config, "block").tau == 0.8
     assert views.decode_options(config, "autoregressive", batch_size=1).batch_size == 1
     teacher = views.stage_options(config, "ar_teacher")
     assert (teacher.epochs, teacher.seed) == (7, 2020)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from recbole_dgr2.decode.types import DecodeResult, Request
+from recbole_dgr2.decode.types import DecodeResult, Mode, Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.pipeline import views
@@ -22,14 +22,10 @@ from recbole_dgr2.report.tables import Decode, Row
 from recbole_dgr2.report.throughput import NothingTimedError, Throughput, measure
 from recbole_dgr2.system import processes
 
-DecodeMode = Literal["autoregressive", "block"]
-
 logger = logging.getLogger(__name__)
 
 
-def assess(
-    setting: Setting, name: str, model: tuple[Backbone, BlockDiffusionSpec | None], mode: DecodeMode
-) -> Row:
+def assess(setting: Setting, name: str, model: tuple[Backbone, BlockDiffusionSpec | None], mode: Mode) -> Row:
     """One row of the report: accuracy, validity, and speed at batch 1 against the same weights decoded AR."""
     (backbone, spec), config, test = model, setting.config, setting.test
     options = views.decode_options(config, mode)
@@ -74,7 +70,7 @@ def _outline(row: Row) -> str:
 
 
 def _timed(
-    name: str, decoders: Mapping[str, Callable[[Any], Any]], requests: Sequence[Request], mode: DecodeMode
+    name: str, decoders: Mapping[str, Callable[[Any], Any]], requests: Sequence[Request], mode: Mode
 ) -> Throughput[Any] | None:
     """Speed in `mode`; None, with a warning, where answers are too short to have any."""
     try:

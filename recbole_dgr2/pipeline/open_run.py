@@ -169,7 +169,7 @@ class OpenRun:
         template = load_template(prompt_file(config["prompt"]))
         prompts = prompt_builder(config, self.data, template, backbone)
         spec = info.block_diffusion
-        options = views.decode_options(config, "block" if spec else "autoregressive")
+        options = views.decode_options(config, config["decode_mode"] if spec else "autoregressive")
         return LanguageModelReranker(tasks, prompts, backbone, spec, options)
 
 
@@ -187,7 +187,7 @@ def open_run(folder: Path | str, **changes: Any) -> OpenRun:
 
     Args:
         folder: as in run_dir.
-        changes: options to change, such as data_path, tau or decode_batch_size.
+        changes: options to change, such as data_path, decode_mode, tau or decode_batch_size.
 
     Raises:
         FileNotFoundError, ValueError: no run, or the data set has changed since.

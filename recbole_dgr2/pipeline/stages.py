@@ -9,14 +9,14 @@ from pathlib import Path
 
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.ranking import RankingJudge
-from recbole_dgr2.decode.types import Request
+from recbole_dgr2.decode.types import Mode, Request
 from recbole_dgr2.model.adapters import merge
 from recbole_dgr2.model.backbone import Backbone, start_mask_row
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
 from recbole_dgr2.model.checkpoint import read_info, require_block_diffusion
 from recbole_dgr2.pipeline import stage_views, views
 from recbole_dgr2.pipeline.adapting import adapted, teacher_of
-from recbole_dgr2.pipeline.assessing import DecodeMode, assess
+from recbole_dgr2.pipeline.assessing import assess
 from recbole_dgr2.pipeline.mid_training import mid_train
 from recbole_dgr2.pipeline.preparation import draw_lists, tasks_of
 from recbole_dgr2.pipeline.stage_order import PARENTS, TEACHER, TEACHER_RL, ancestor_teacher, start_folder
@@ -75,11 +75,17 @@ def _started(config: Config, backbone: Backbone, folder: Path) -> Model:
     return Model(backbone, spec, info.stage)
 
 
-def _assessed(setting: Setting, model: Model, name: str | None = None) -> Row:
-    """A row of the report, decoded autoregressively before the conversion and in blocks after it."""
+def _assessed(setting: Setting, model: Model) -> Row:
+    """A row of the report, decoded autoregressively before the conversion and by decode_mode after it."""
     with setting.run.phase("evaluation"):
-        mode: DecodeMode = "autoregressive" if model.spec is None else "block"
-        return assess(setting, name or str(model.stage), (model.backbone, model.spec), mode)
+        mode: Mode = "autoregressive" if model.spec is None else setting.config["decode_mode"]
+        return assess(setting, str(model.stage), (model.backbone, model.spec), mode)
+
+
+def _naive(setting: Setting, backbone: Backbone, spec: BlockDiffusionSpec) -> Row:
+    """The row of converted weights before any training: in blocks, since any exact way gives the teacher's answers."""
+    with setting.run.phase("evaluation"):
+        return assess(setting, "naive", (backbone, spec), "block")
 
 
 def _teach(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
@@ -115,7 +121,7 @@ def _convert(setting: Setting, model: Model) -> tuple[Model, list[Row]]:
     """Stage `conversion`: assess the converted weights before any training, then train and assess again."""
     config, run = setting.config, setting.run
     plain, spec = convert(merge(model.backbone), config["block_size"], config["context"])
-    rows = [_assessed(setting, Model(plain, spec, model.stage), "naive")] if config["naive_row"] else []
+    rows = [_naive(setting, plain, spec)] if config["naive_row"] else []
     start_mask_row(plain, spec.mask_id)
     added = added_tokens(config, sid_tokens(config, setting.data))
     backbone = adapted(config, plain, run.folder / str(model.stage), added, spec.mask_id)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recbole_dgr2.data.candidates import HeadOptions
     from recbole_dgr2.data.parts import SplitOptions
     from recbole_dgr2.data.prompt import TokenLimits
-    from recbole_dgr2.decode.types import DecodeOptions
+    from recbole_dgr2.decode.types import DecodeOptions, Mode
     from recbole_dgr2.model.adapters import AdapterOptions
     from recbole_dgr2.model.backbone import EmbeddedSpec
     from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -265,9 +265,7 @@ def mid_training_options(config: Config) -> StageOptions:
     return fill(StageOptions, config, prefix="mid_training_", **training_options(config), **fixed)
 
 
-def decode_options(
-    config: Config, mode: Literal["autoregressive", "block"] = "block", batch_size: int | None = None
-) -> DecodeOptions:
+def decode_options(config: Config, mode: Mode, batch_size: int | None = None) -> DecodeOptions:
     """Decoding options in one mode; `batch_size` replaces decode_batch_size, for measurements at batch 1."""
     from recbole_dgr2.decode.types import DecodeOptions
 
