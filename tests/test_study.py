@@ -53,6 +53,7 @@ def entry(name: str, seed: int, ranks: str, decoder: str = "none", **more: Any) 
         "rows": None,
         "all": {"recall@1": 0.5},
     }
+    made |= {"weights": f"{name} {seed}" if valid else None}
     made |= {"valid": valid, "hits_valid": valid, "copied": 0.5, "tokens_per_pass": 2.0, "acceptance": None}
     return {**made, "equal_to_ar": None, "seconds": 7.0, "teacher": "ar_teacher", "varies": None, **more}
 
@@ -108,7 +109,9 @@ def test_fewer_seeds_and_fewer_hits_are_compared_on_what_is_shared() -> None:
 def test_page_by_hand() -> None:
     page = study_page(content())
     assert "| conversion | 2 | block 0.9 | 0.6250 (0.5000 to 0.7500) |" in page
-    assert "- no drills: 1 of 2 seeds." in page
+    assert "- no drills: 1 of 2 seeds." in page and "the weights of" not in page
+    same = {"entries": [{**one, "weights": "w" * (one["decoder"] != "none")} for one in content()["entries"]]}
+    assert "- no drills, seed 2: the weights of conversion, on which" in study_page({**content(), **same})
     assert "- naive: decoded for the random users alone, 2 of them hits" in page
     assert "| ar_teacher | 0.2960 | 0.7500 |" in page  # the paper's beside ours
     tuned = [entry("ar_teacher_rl", 1, "0 0 0 3", "autoregressive")]

@@ -122,12 +122,28 @@ def _notes(study: Study) -> list[str]:
         if len(row.entries) < len(study.content["runs"]):
             lines.append(f"- {name}: {len(row.entries)} of {len(study.content['runs'])} seeds.")
         lines += [f"- {name}, seed {e['seed']}: {e['traces']}" for e in row.entries if e.get("traces")]
+        lines += [
+            f"- {name}, seed {entry['seed']}: the weights of {same}, on which no iteration improved."
+            for entry in row.entries
+            for same in _same_weights(study, entry)
+        ]
         if len(row.rows) < row.hits:
             lines.append(
                 f"- {name}: decoded for the random users alone, {len(row.rows)} of them hits; its lift and "
                 "differences are on these."
             )
     return [*lines, ""] if lines else []
+
+
+def _same_weights(study: Study, entry: Mapping[str, Any]) -> list[str]:
+    """The row before an entry's own, if any, that has its very weights: a stage may keep those it started from."""
+    before = study.names[: study.names.index(entry["name"])]
+    found = {
+        other["name"]
+        for other in study.content["entries"]
+        if entry["weights"] and (other["weights"], other["seed"]) == (entry["weights"], entry["seed"])
+    }
+    return [name for name in before if name in found][-1:]
 
 
 def _paired_text() -> str:
