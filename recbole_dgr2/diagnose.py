@@ -18,6 +18,7 @@ from recbole_dgr2.data.prompt import label
 from recbole_dgr2.decode import Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.checkpoint import load_stage, read_info
+from recbole_dgr2.pipeline import views
 from recbole_dgr2.pipeline.open_run import OpenRun, open_run
 from recbole_dgr2.pipeline.preparation import draw_lists, make_lists, tasks_of
 from recbole_dgr2.pipeline.reranker import LanguageModelReranker
@@ -80,9 +81,9 @@ def _of_stage(
     labels = backbone.tokenizer.convert_tokens_to_ids(
         [label(slot) for slot in range(run.config["n_candidates"])]
     )
-    roller = Roller(
-        backbone, spec, replace(reranker.options, temperature=1.0)
-    )  # it samples, beside what is asked here
+    # in blocks whatever the run answers with; a roller samples, beside what is asked here
+    blocks = replace(views.decode_options(run.config, "block"), temperature=1.0)
+    roller = Roller(backbone, spec, blocks)
     found = examine(roller, teacher, questions, labels, seed)
     slots = MaskedSlots(found.kl, found.share, found.answer)
     return diagnosis(slots, Commits(found.confidence, found.agrees), found.labels)

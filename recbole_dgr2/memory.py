@@ -136,12 +136,11 @@ def _need(stage: str, shape: _Shape, outline: Any, options: dict[str, Any], leng
     logits = FLOAT * ((5 if chunked else 3) * at_once + rows * shape.kept * outline.rows)
     if options["precision"] == "bf16":
         logits += FLOAT // 2 * outline.rows * outline.hidden  # the head's weights in bfloat16
-    slots, longest = (
-        options["decode_batch_size"],
-        lengths.prompt + options["max_new_tokens"] + options["block_size"],
-    )
+    # a speculative pass verifies one block and drafts the next
+    query = options["block_size"] * (2 if options["decode_mode"] in ("speculative", "auto") else 1)
+    slots, longest = options["decode_batch_size"], lengths.prompt + options["max_new_tokens"] + query
     cache = FLOAT * slots * longest * outline.cached
-    decoding = cache + 2 * FLOAT * slots * options["block_size"] * outline.rows
+    decoding = cache + 2 * FLOAT * slots * query * outline.rows
     # in the backward pass of a layer: gradients of its widest activations
     workspace = 3 * FLOAT * rows * shape.tokens * max(out for _, _, out in outline.linears)
     training = kept + max(logits, workspace) + (gradients if rows < share else 0)

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from recbole_dgr2.decode.types import MODES
-from recbole_dgr2.pipeline.open_run import OpenRun, open_run
+from recbole_dgr2.pipeline.open_run import History, OpenRun, open_run
 from recbole_dgr2.report.export import RankedList, json_lines, write_lists
 from recbole_dgr2.system.command import Arguments, command, command_parser
 
 
-def recommend(run_dir: Path | str, user_ids: Sequence[Any], **options: Any) -> list[RankedList]:
-    """`open_run(run_dir).recommend(user_ids, ...)`; see there."""
-    return open_run(run_dir).recommend(user_ids, **options)
+def recommend(
+    run_dir: Path | str,
+    user_ids: Sequence[Any],
+    system: str | None = None,
+    history: History = "test",
+    **changes: Any,
+) -> list[RankedList]:
+    """`open_run(run_dir, **changes).recommend(user_ids, system, history)`; changes: e.g. decode_mode."""
+    return open_run(run_dir, **changes).recommend(user_ids, system, history)
 
 
 @command

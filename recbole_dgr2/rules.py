@@ -26,10 +26,10 @@ def check_together(options: Mapping[str, Any], whole_eval_args: Any) -> None:
         raise ValueError(
             "mid_training_epochs: mid-training teaches semantic IDs; set semantic_ids, e.g. to kmeans"
         )
-    if options["decode_mode"] == "speculative" and options["context"] == "block":
+    if options["decode_mode"] != "block" and options["context"] == "block":
         raise ValueError(
-            "decode_mode: speculative verifies its drafts with the causal stream, which context: block has not; "
-            "expected block, auto or autoregressive, or context: causal"
+            f"decode_mode: {options['decode_mode']} answers by the causal stream, which context: block does not train; "
+            "expected decode_mode: block, or context: causal"
         )
     heads, kv_heads = options["embedded_num_heads"], options["embedded_num_kv_heads"]
     if options["embedded_hidden_size"] % heads:

@@ -7,24 +7,39 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from recbole_dgr2.decode.types import MODES
+from recbole_dgr2.diagnose import diagnose
 from recbole_dgr2.pipeline.open_run import open_run
+from recbole_dgr2.pipeline.preparation import make_lists, tasks_of
+from recbole_dgr2.pipeline.rank_files import compare_rows, read_ranks
 from recbole_dgr2.recommend import main
+from recbole_dgr2.report.tables import Row
 from tests.test_quick_start import models
 from tests.toy_run import Build, Finished, run
 
 EXACT = ("autoregressive", "speculative", "auto")
 
 
-@pytest.mark.parametrize("mode", ["speculative", "auto"])
-def test_exact_modes_recommend_what_the_autoregressive_one_does(finished: Finished, mode: str) -> None:
-    users = [f"u{number}" for number in range(1, 31)]
-    plain, other = (
-        open_run(finished.folder, decode_mode=each).recommend(users, "reinforcement")
-        for each in ("autoregressive", mode)
-    )
-    assert other == plain
+@pytest.fixture(scope="module")
+def tokens(finished: Finished) -> dict[str, list[tuple[int, ...]]]:
+    """What the conversion answers in each mode, token by token."""
+    found = {}
+    for mode in MODES:
+        opened = open_run(finished.folder, decode_mode=mode)
+        lists = make_lists(opened.data, opened.source, "test", opened.config["n_candidates"])
+        model = opened.language_model("conversion")
+        requests = model.requests(tasks_of(model.tasks, lists, np.arange(20)))
+        found[mode] = [completion.token_ids for completion in model.decode(requests).completions]
+    return found
+
+
+def test_exact_modes_answer_as_the_autoregressive_one_does(tokens: dict[str, list[tuple[int, ...]]]) -> None:
+    assert tokens["speculative"] == tokens["auto"] == tokens["autoregressive"]
+    assert tokens["block"] != tokens["autoregressive"]  # so that the line above can fail
+    assert len({*tokens["autoregressive"]}) > 1
 
 
 def test_the_mode_reaches_the_model_and_leaves_a_teacher_alone(finished: Finished) -> None:
@@ -51,9 +66,14 @@ def test_the_report_follows_it_and_trains_nothing_anew(finished: Finished, tmp_p
     (tmp_path / "again" / "run.log").unlink()
     keys: dict[str, Any] = {"run_dir": str(tmp_path / "again"), "stages": ["conversion"]}
     rows = {mode: models(run(tmp_path, decode_mode=mode, **keys)) for mode in EXACT}
-    assert (tmp_path / "again" / "run.log").read_text().count("is finished and up to date, reused") == 3
+    log = (tmp_path / "again" / "run.log").read_text()
+    assert log.count("is finished and up to date, reused") == 3
+    assert "conversion, mode auto at batch 1: " in log
     for mode, found in rows.items():
-        assert found["conversion"]["decode"]["mode"] == mode
+        decode = found["conversion"]["decode"]
+        assert decode["mode"] == mode
+        drafts = mode == "speculative"
+        assert (decode["tau"], decode["block_size"]) == ((0.9, 16) if drafts else (None, None))
         assert found["naive"]["decode"]["mode"] == "block"  # any exact mode would give the teacher's answers
         for key in ("hits", "ci95", "valid_rate", "failures", "copied", "faithfulness"):
             assert found["conversion"][key] == rows["autoregressive"]["conversion"][key]
@@ -61,11 +81,37 @@ def test_the_report_follows_it_and_trains_nothing_anew(finished: Finished, tmp_p
     assert json.loads((tmp_path / "again" / "run.json").read_text())["options"]["decode_mode"] == "auto"
 
 
+def test_diagnoses_are_of_blocks_whatever_the_run_answers_with(finished: Finished) -> None:
+    plain, *others = (
+        diagnose(open_run(finished.folder, decode_mode=mode), 4) for mode in ("block", "speculative", "auto")
+    )
+    assert others == [plain, plain]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kept"),
+    [("decode_mode", "speculative", False), ("tau", 0.5, False), ("decode_batch_size", 2, True)],
+)
+def test_ranks_of_an_earlier_go_count_where_it_decoded_alike(
+    finished: Finished, tmp_path: Path, toy_config: Build, key: str, value: Any, kept: bool
+) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    config, panel = finished.setting.config, finished.setting.panel
+    rows = [Row(name, ranks=read_ranks(tmp_path / "run").ranks[name]) for name in ("retriever", "ar_teacher")]
+    changed = toy_config(**{**config.given, key: value})
+    compare_rows(changed, rows, panel, tmp_path / "run")
+    assert ("conversion" in read_ranks(tmp_path / "run").ranks) == kept
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"decode_mode": "parallel"}, "decode_mode .*block, speculative, auto, autoregressive"),
-        ({"decode_mode": "speculative", "context": "block"}, "decode_mode: speculative verifies its drafts"),
+        (
+            {"decode_mode": "speculative", "context": "block"},
+            "decode_mode: speculative .* context: block does",
+        ),
+        ({"decode_mode": "auto", "context": "block"}, "expected decode_mode: block, or context: causal"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(

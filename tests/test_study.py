@@ -109,9 +109,9 @@ def test_fewer_seeds_and_fewer_hits_are_compared_on_what_is_shared() -> None:
 def test_page_by_hand() -> None:
     page = study_page(content())
     assert "| conversion | 2 | block 0.9 | 0.6250 (0.5000 to 0.7500) |" in page
-    assert "- no drills: 1 of 2 seeds." in page and "the weights of" not in page
+    assert "- no drills: 1 of 2 seeds." in page and "same weights" not in page
     same = {"entries": [{**one, "weights": "w" * (one["decoder"] != "none")} for one in content()["entries"]]}
-    assert "- no drills, seed 2: the weights of conversion, on which" in study_page({**content(), **same})
+    assert "- no drills, seed 2: the same weights as conversion." in study_page({**content(), **same})
     assert "- naive: decoded for the random users alone, 2 of them hits" in page
     assert "| ar_teacher | 0.2960 | 0.7500 |" in page  # the paper's beside ours
     tuned = [entry("ar_teacher_rl", 1, "0 0 0 3", "autoregressive")]
@@ -275,7 +275,7 @@ def test_other_candidates_name_the_key(finished: Finished) -> None:
 
 def test_ranks_are_kept_beside_the_report(finished: Finished) -> None:
     saved = read_ranks(finished.folder)
-    assert next(iter(saved.ranks)) == "retriever" and set(saved.weights) >= {"ar_teacher", "conversion"}
+    assert next(iter(saved.ranks)) == "retriever" and set(saved.made_by) >= {"ar_teacher", "conversion"}
     for row in finished.report["rows"]:
         ranks = np.array(saved.ranks[row["name"]])
         assert np.mean(ranks == 0) == pytest.approx(row["hits"]["recall@1"])

@@ -6,8 +6,8 @@ Three steps, each sharper than the one before and done on fewer ways. All answer
    tokens. With the tries it says what each way should take, give or take a half on a busy machine.
 3. A race of the ways that could be the quickest by that: they decode shares of the waiting requests in turn and are
    timed; after each turn the slower ones leave. Ways that race are close, so that a long race loses little.
-What was found out is kept for the life of the model: a later call goes on where the last one ended, and once the race
-is over it costs nothing.
+What was found out is kept for the life of the model, or until `forget`: a later call goes on where the last one ended,
+and once the race is over it costs nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LEAST_LENGTH = 4  # a shorter half of the block length is not tried
 LEAST_SHARE = 16  # requests of a share at small batches
 # before turn k of a race, ways above CLOSE[k] times the least time leave; a single share may be a hiccup of the machine
 CLOSE = (2.0, 1.4, 1.25, 1.1, 1.0)
+SETTLE = 20  # most calls that a decoder is given to make up its mind
 
 Decoder = Callable[[Sequence[Request], DecodeOptions], DecodeResult]
 _KNOWN: WeakKeyDictionary[torch.nn.Module, Known] = WeakKeyDictionary()
@@ -266,6 +267,21 @@ def _reason(now: Standing, costs: PassCosts) -> str:
 def _key(way: DecodeOptions, batch: int) -> DecodeOptions:
     """A way without what does not tell it from another one."""
     return replace(way, batch_size=batch, seed=0, token_cost=1.0)
+
+
+def settle(decoder: Callable[[Sequence[Request]], DecodeResult], requests: Sequence[Request]) -> DecodeResult:
+    """Call an "auto" decoder until what it says of its choice stays the same; the result of the first call."""
+    first = last = decoder(requests)
+    for _ in range(SETTLE - 1):
+        reason, last = last.reason, decoder(requests)
+        if last.reason == reason:
+            break
+    return first
+
+
+def forget(model: torch.nn.Module) -> None:
+    """Forget what was found out about a model: to be called when its weights have changed."""
+    _KNOWN.pop(model, None)
 
 
 def known_of(model: torch.nn.Module) -> Known:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from recbole_dgr2.decode.auto import forget, settle
 from recbole_dgr2.decode.types import DecodeResult, Mode, Request
 from recbole_dgr2.model.backbone import Backbone
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 def assess(setting: Setting, name: str, model: tuple[Backbone, BlockDiffusionSpec | None], mode: Mode) -> Row:
     """One row of the report: accuracy, validity, and speed at batch 1 against the same weights decoded AR."""
     (backbone, spec), config, test = model, setting.config, setting.test
+    forget(backbone.model)  # an earlier stage had other weights in it
     options = views.decode_options(config, mode)
     reranker = LanguageModelReranker(setting.grounding.final, setting.prompts, backbone, spec, options)
 
@@ -56,7 +58,7 @@ def assess(setting: Setting, name: str, model: tuple[Backbone, BlockDiffusionSpe
     requests = reranker.requests(tasks_of(setting.grounding.final, test, sample))
     decoders: dict[str, Callable[[Any], Any]] = {kind: one.decode for kind, one in alone.items()}
     speed = processes.from_main(lambda: _timed(name, decoders, requests, mode))
-    rule = (options.tau, options.block_size) if mode == "block" else (None, None)
+    rule = (options.tau, config["block_size"]) if mode in ("block", "speculative") else (None, None)
     decode = None if speed is None else Decode(mode, 1, speed, *rule)
     logger.info("%s: %s", name, _outline(row))
     return replace(row, decode=decode, faithfulness=faithfulness)
@@ -72,9 +74,15 @@ def _outline(row: Row) -> str:
 def _timed(
     name: str, decoders: Mapping[str, Callable[[Any], Any]], requests: Sequence[Request], mode: Mode
 ) -> Throughput[Any] | None:
-    """Speed in `mode`; None, with a warning, where answers are too short to have any."""
+    """Speed in `mode`; None, with a warning, where answers are too short to have any. "auto" is timed, and its choice
+    told, once it has made up its mind."""
     try:
-        return measure(decoders, requests, baseline="autoregressive")[mode]
+        if mode == "auto":
+            settle(decoders[mode], requests)
+        speed = measure(decoders, requests, baseline="autoregressive")[mode]
+        if mode == "auto":
+            logger.info("%s, mode auto at batch 1: %s", name, speed.outcome.reason)
+        return speed
     except NothingTimedError as error:
         logger.warning("%s: its speed is left out, %s", name, error)
         return None

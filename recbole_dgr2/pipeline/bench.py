@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from recbole_dgr2.data.ranking import Ranking, parse_ranking
 from recbole_dgr2.decode import DecodeOptions, DecodeResult, Request, decode
+from recbole_dgr2.decode.auto import settle
 from recbole_dgr2.decode.costs import measure_pass_costs
 from recbole_dgr2.decode.outside import generate
 from recbole_dgr2.decode.synchronised import synchronised
@@ -22,7 +23,6 @@ from recbole_dgr2.report.trace_view import View, view_of
 AR: Final = "autoregressive"
 GENERATE: Final = "generate"
 SYNCHRONISED: Final = "synchronised"
-SETTLE = 20  # most calls that "auto" is given to make up its mind before it is timed
 
 Decoder = Callable[[Sequence[Request]], DecodeResult]
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Bench:
         logger.info("%s: %s, %d requests", setting or "modes", ", ".join(names), len(work.requests))
         decoders = {name: self.decoder(name, base) for name in names}
         autos = [name for name in names if contender(name).mode == "auto"]
-        first = {name: _settle(decoders[name], work.requests) for name in autos}
+        first = {name: settle(decoders[name], work.requests).tokens_per_second for name in autos}
         speeds = measure(decoders, work.requests, baseline=AR, rounds=self.rounds)
         outcomes = {name: speed.outcome for name, speed in speeds.items()}
         return [
@@ -179,13 +179,3 @@ class Bench:
 
     def _word(self, token: int) -> str:
         return str(self.backbone.tokenizer.decode([token]))
-
-
-def _settle(decoder: Decoder, requests: Sequence[Request]) -> float:
-    """Call "auto" until what it says of its choice stays the same; tokens a second of the first call."""
-    first = last = decoder(requests)
-    for _ in range(SETTLE - 1):
-        reason, last = last.reason, decoder(requests)
-        if last.reason == reason:
-            break
-    return first.tokens_per_second

@@ -217,11 +217,13 @@ def open_run(folder: Path | str, **changes: Any) -> OpenRun:
 
 
 def changed_options(opened: OpenRun) -> dict[str, Any]:
-    """Options of the run, and of the stages it trained, that are not the defaults of its data set; no folders."""
+    """Options of the run, and of the stages it trained, that are not the defaults of its data set; no folders, and not
+    the mode in which the run itself answers, which no measurement that asks for this follows."""
     saved = read_run_file(opened.folder)
     folder = str(Path(opened.config["data_path"]).parent)
     defaults = Config("DGR2", saved.dataset, None, {"data_path": folder})
-    skipped = ("data_path", "run_dir", "checkpoint_dir", "cache_dir", "retriever_checkpoint", "show_progress")
+    places = ("data_path", "run_dir", "checkpoint_dir", "cache_dir", "retriever_checkpoint")
+    skipped = (*places, "show_progress", "decode_mode")
     later = option_prefixes_without(saved.options["stages"])
     return {
         key: Path(value).stem if key == "prompt" else value

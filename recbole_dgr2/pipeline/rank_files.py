@@ -1,7 +1,7 @@
 """Ranks of the targets of a run's test hits, system by system, kept in `ranks.json` of its folder.
 
 A run may train its stages in several goes, each with a report of its own: what an earlier go found is still compared
-with, as long as the lists are the same and the stage has the same weights.
+with, as long as the lists are the same, the stage has the same weights, and it would answer in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recbole_dgr2.report.tables import ROW_ORDER, Row
 from recbole_dgr2.system.cache import write_text
 
 RANKS_FILE = "ranks.json"
-FORMAT = 1
+FORMAT = 2
 STUDENTS = ("naive", "conversion", "distillation", "reinforcement")
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class SavedRanks:
     """The content of ranks.json. lists: see `lists_digest`; ranks: of the hits, in the order of the test lists, by
-    system; weights: digest of a stage's weights, by stage."""
+    system; made_by: of a language model, what decides its answers: digest of its weights, and how it decodes."""
 
     lists: str
     ranks: Mapping[str, tuple[int, ...]]
-    weights: Mapping[str, str]
+    made_by: Mapping[str, str]
 
 
 def lists_digest(ids: np.ndarray, targets: np.ndarray) -> str:
@@ -64,7 +64,7 @@ def read_ranks(folder: Path) -> SavedRanks:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
         ranks = {name: tuple(map(int, text.split())) for name, text in content["ranks"].items()}
-        return SavedRanks(content["lists"], ranks, content["weights"])
+        return SavedRanks(content["lists"], ranks, content["made_by"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); delete it and run {folder} again") from error
 
@@ -72,7 +72,7 @@ def read_ranks(folder: Path) -> SavedRanks:
 def write_ranks(folder: Path, saved: SavedRanks) -> None:
     """Keep ranks in the run's folder; those of a system are one text, which keeps the file short."""
     ranks = {name: " ".join(map(str, own)) for name, own in saved.ranks.items()}
-    content = {"format": FORMAT, "lists": saved.lists, "weights": dict(saved.weights), "ranks": ranks}
+    content = {"format": FORMAT, "lists": saved.lists, "made_by": dict(saved.made_by), "ranks": ranks}
     write_text(folder / RANKS_FILE, json.dumps(content, indent=1) + "\n")
 
 
@@ -84,14 +84,14 @@ def compare_rows(config: Config, rows: Sequence[Row], panel: Panel, folder: Path
     """
     digest = lists_digest(panel.candidates.ids, panel.targets)
     ranks = {row.name: row.ranks for row in rows}
-    weights = {name: found for name in ranks if (found := _weights(config, name, folder)) is not None}
+    made_by = {name: found for name in ranks if (found := _made_by(config, name, folder)) is not None}
     earlier = _earlier(folder, digest)
     for name, own in earlier.ranks.items():
-        current = _weights(config, name, folder)
-        if name not in ranks and current is not None and current == earlier.weights.get(name):
-            ranks[name], weights[name] = own, current
+        current = _made_by(config, name, folder)
+        if name not in ranks and current is not None and current == earlier.made_by.get(name):
+            ranks[name], made_by[name] = own, current
     ordered = {name: ranks[name] for name in ROW_ORDER if name in ranks}
-    write_ranks(folder, SavedRanks(digest, ordered, weights))
+    write_ranks(folder, SavedRanks(digest, ordered, made_by))
     return compare_all(
         {name: np.array(own, dtype=np.int64) for name, own in ordered.items()},
         {name: _origin(config, name, folder) for name in (TEACHER_RL, *STUDENTS) if name in ordered},
@@ -112,14 +112,19 @@ def _earlier(folder: Path, digest: str) -> SavedRanks:
     return saved if saved.lists == digest else nothing
 
 
-def _weights(config: Config, name: str, folder: Path) -> str | None:
-    """Digest of the weights that a row was made with; None for a system without any, or whose stage is not there."""
+def _made_by(config: Config, name: str, folder: Path) -> str | None:
+    """Weights and decoding that a row is made with; None for a system without any, or whose stage is not there.
+
+    The exact modes are one decoding: their answers are the same.
+    """
     if name in PLAIN_SYSTEMS:
         return None
     from recbole_dgr2.model.adapters import weights_digest
 
     stage = teacher_folder(config, folder) if name == "naive" else folder / name
-    return weights_digest(stage) if stage.is_dir() else None
+    blocks = name == "naive" or (name in STUDENTS and config["decode_mode"] == "block")
+    decoding = f"block {config['tau']:g}/{config['block_size']}" if blocks else "autoregressive"
+    return f"{weights_digest(stage)}, {decoding}" if stage.is_dir() else None
 
 
 def _origin(config: Config, name: str, folder: Path) -> str:

@@ -17,7 +17,7 @@ TEACHER_RL = "ar_teacher_rl"
 
 
 def rollout_options(config: Config, stage: str) -> DecodeOptions:
-    """How a stage's answers are decoded: by the rule of the report, but sampled."""
+    """How a stage's answers are decoded: a student's in blocks whatever decode_mode is, and sampled."""
     from recbole_dgr2.decode.types import DecodeOptions
 
     autoregressive = stage == TEACHER_RL

@@ -25,6 +25,7 @@ SAME_OPTIONS = ("n_candidates", "mask_history", "topk", "max_new_tokens")
 OWN_OPTIONS = (
     *("seed", "retriever_seed", "run_dir", "data_path", "checkpoint_dir", "cache_dir", "show_progress"),
     *("threads", "use_gpu", "gpu_id", "stages", "validity_sample", "speed_requests", "naive_row"),
+    "decode_mode",
 )
 """Options in which runs that are seeds of one another may differ: places, the machine, what is reported.
 The candidates, which retriever_seed decides, are compared themselves."""

@@ -123,7 +123,7 @@ def _notes(study: Study) -> list[str]:
             lines.append(f"- {name}: {len(row.entries)} of {len(study.content['runs'])} seeds.")
         lines += [f"- {name}, seed {e['seed']}: {e['traces']}" for e in row.entries if e.get("traces")]
         lines += [
-            f"- {name}, seed {entry['seed']}: the weights of {same}, on which no iteration improved."
+            f"- {name}, seed {entry['seed']}: the same weights as {same}."
             for entry in row.entries
             for same in _same_weights(study, entry)
         ]
@@ -136,14 +136,14 @@ def _notes(study: Study) -> list[str]:
 
 
 def _same_weights(study: Study, entry: Mapping[str, Any]) -> list[str]:
-    """The row before an entry's own, if any, that has its very weights: a stage may keep those it started from."""
+    """The row before an entry's own, if any, that has its very weights: a stage may keep those it began with."""
     before = study.names[: study.names.index(entry["name"])]
     found = {
         other["name"]
         for other in study.content["entries"]
         if entry["weights"] and (other["weights"], other["seed"]) == (entry["weights"], entry["seed"])
     }
-    return [name for name in before if name in found][-1:]
+    return [name for name in before if name in found][:1]
 
 
 def _paired_text() -> str:

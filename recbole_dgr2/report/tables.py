@@ -53,7 +53,8 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Decode:
-    """How a row was decoded and how fast; tau and block size are None for autoregressive decoding."""
+    """How a row was decoded and how fast; tau and block size (of drafts, in mode speculative) are None in
+    the modes autoregressive, and auto, which chooses."""
 
     mode: str
     batch_size: int

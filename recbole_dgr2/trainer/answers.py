@@ -63,14 +63,13 @@ def answer_start(tokens: Sequence[int], marker: tuple[int, ...]) -> int:
 
 
 def turn_of(total: int, count: int, seed: int, iteration: int) -> list[int]:
-    """Indices of the `count` lists (all, if there are fewer) of one iteration, in an order drawn for each round.
-
-    A round gives every list one turn; an iteration may end one round and begin the next.
+    """Indices of the `count` lists (all, if there are fewer) of one iteration, each once, in an order drawn for each
+    round. A round has as many iterations as there are lists for; the few that are left over sit it out.
     """
     count = min(count, total)
-    places = [divmod(place, total) for place in range(iteration * count, (iteration + 1) * count)]
-    orders = {turn: np.random.default_rng([seed, turn]).permutation(total) for turn, _ in places}
-    return [int(orders[turn][place]) for turn, place in places]
+    turn, place = divmod(iteration, total // count)
+    order = np.random.default_rng([seed, turn]).permutation(total)
+    return order[place * count : (place + 1) * count].tolist()  # type: ignore[no-any-return]
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

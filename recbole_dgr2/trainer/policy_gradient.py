@@ -104,7 +104,7 @@ class PolicyGradient(OnPolicy[Replayed | Scored]):
         for start in range(0, len(order), SCORED_TOGETHER):
             together = order[start : start + SCORED_TOGETHER]
             for rows, replay in self._replays([trajectories[index] for index in together]):
-                values = self._scores(self.scorer, replay.to(self.backbone.device))[0].double().tolist()
+                values = self._scores(self.scorer, replay.to(self.backbone.device))[0].tolist()
                 places = zip(replay.rows.tolist(), replay.slots.tolist(), values, strict=True)
                 for row, slot, value in places:
                     found[together[rows[row]]][slot] = value
@@ -143,7 +143,7 @@ class PolicyGradient(OnPolicy[Replayed | Scored]):
         return min(self.own.sampling.groups, prompts) * self.own.sampling.samples
 
     def assess(self, prompts: Sequence[Request]) -> dict[str, float]:
-        """Mean reward and valid rate of greedy answers, decoded as they will be in use; the loss is -reward."""
+        """Mean reward and valid rate of greedy answers, decoded in the mode of the rollouts; the loss is -reward."""
         judged = [
             self.practice.judge(completion.key, self.roller.text(completion.token_ids), completion.finished)
             for completion in self.roller.greedy(prompts)
