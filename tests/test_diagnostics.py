@@ -118,6 +118,15 @@ def labels(roller: Roller) -> list[int]:
     return list(roller.backbone.tokenizer.convert_tokens_to_ids(list(LABELS)))
 
 
+def test_answers_without_masked_slots_are_refused() -> None:
+    roller = student()
+    assert roller.spec is not None
+    teacher = frozen_teacher(tiny_backbone(), roller.backbone, roller.spec)
+    plain = replace(roller, options=replace(roller.options, mode="autoregressive", block_size=None))
+    with pytest.raises(ValueError, match="mode 'autoregressive' has no masked slots"):
+        examine(plain, teacher, questions(2), labels(roller), seed=3)
+
+
 def test_a_student_that_is_its_teacher_agrees_where_nothing_is_masked() -> None:
     roller = student(tau=1.0)
     assert roller.spec is not None

@@ -74,3 +74,19 @@ def test_options_in_which_a_variant_differs() -> None:
     changed = [({**run, "conversion_epochs": 3}, run) for run in runs]
     assert differing_options(changed) == {"conversion_epochs": 3}
     assert differing_options([changed[0], (runs[1], runs[1])]) == {"conversion_epochs": [3, None]}
+
+
+@pytest.mark.parametrize("mode", [None, "speculative"])
+def test_seeds_may_answer_in_other_modes_which_a_study_chooses_itself(
+    finished: Finished, tmp_path: Path, mode: str | None
+) -> None:
+    """None: a run from before the option existed."""
+    for name, seed in (("a", 2020), ("b", 2021)):
+        shutil.copytree(finished.folder, tmp_path / name)
+        content = json.loads((tmp_path / name / "run.json").read_text())
+        content["options"]["seed"] = seed
+        del content["options"]["decode_mode"]
+        if name == "a" or mode:
+            content["options"]["decode_mode"] = mode if name == "b" else "block"
+        (tmp_path / name / "run.json").write_text(json.dumps(content))
+    assert {member.seed for member in members_of([tmp_path / "a", tmp_path / "b"], [])} == {2020, 2021}

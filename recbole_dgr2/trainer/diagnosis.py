@@ -115,6 +115,8 @@ def _spec(roller: Roller) -> BlockDiffusionSpec:
     """Of the blocks that the roller decodes, which may be shorter than the trained ones."""
     if roller.spec is None:
         raise ValueError("diagnosis: weights that were not converted, expected a stage from conversion on")
+    if roller.options.mode != "block":
+        raise ValueError(f"diagnosis: mode {roller.options.mode!r} has no masked slots, expected 'block'")
     return replace(roller.spec, block_size=roller.options.block_size or roller.spec.block_size)
 
 
