@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from recbole_dgr2.schema import Option, option_files, read_options
+from recbole_dgr2.system.command import INTERRUPTED, ended_as_interrupted
 
 EPILOG = """\
 Any option of the plugin, of RecBole, or of the chosen retriever is given as --key=value, or in a YAML file.
@@ -24,7 +25,16 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 on success, 2 when the user has to change something."""
+    """Run the command line; 0 on success, 2 when the user has to change something, 130 after Ctrl-C or SIGTERM."""
+    try:
+        with ended_as_interrupted():
+            return _run(arguments)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from what is kept", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     if "-h" in words or "--help" in words:
@@ -32,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known, rest = parser.parse_known_args(words)
     from recbole_dgr2.quick_start import run_recbole_dgr2
     from recbole_dgr2.system import processes
-    from recbole_dgr2.system.command import INTERRUPTED
 
     files = known.config_files.replace(",", " ").split() if known.config_files else None
     try:
@@ -44,9 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except processes.Stopped:
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from what is kept", file=sys.stderr)
-        return INTERRUPTED
     except RuntimeError as error:
         if not processes.lost_peer(error):
             raise

@@ -128,7 +128,7 @@ class Config(_QuietConfig):
             raise ValueError("dataset: none given; say which, e.g. --dataset=ml-100k")
         self._read_given(dataset, options_of(name, dataset))
         super().__init__(model=model, dataset=dataset, config_dict=copy.deepcopy(self._given))
-        check_together(self.final_config_dict, self.options["eval_args"].default)
+        check_together(self.final_config_dict, self.options)
         check_atomic_files(self)
 
     def _give(self, values: Mapping[str, Any], origin: str) -> None:
@@ -221,6 +221,8 @@ def _metrics_problem(metrics: Sequence[str]) -> str | None:
     ranking = {
         name: metric for name, metric in metrics_dict.items() if metric.metric_type == EvaluatorType.RANKING
     }
+    if not metrics:
+        return "expected at least one ranking metric of RecBole, got []"
     for name in map(str, metrics):
         if name.lower() not in ranking:
             near = nearest(name.lower(), ranking)

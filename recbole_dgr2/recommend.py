@@ -52,6 +52,9 @@ def main(arguments: Arguments = None) -> None:
     mode = {} if known.decode_mode is None else {"decode_mode": known.decode_mode}
     run = open_run(known.run_dir, show_progress=False, **mode)
     lists = run.recommend(_users(known.users, run), known.system, known.history)
+    missing = sum(entry.status == "missing" for entry in lists)
+    if missing:
+        sys.stderr.write(f"{missing} of {len(lists)} users have no list; each entry says why\n")
     if known.output is None:
         sys.stdout.write(json_lines(lists))
     else:

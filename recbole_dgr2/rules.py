@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recbole_dgr2.schema import Option
 
-def check_together(options: Mapping[str, Any], whole_eval_args: Any) -> None:
+
+def check_together(options: Mapping[str, Any], known: Mapping[str, Option]) -> None:
     """Refuse options that are each fine but do not go together.
 
     Args:
         options: every option of a run.
-        whole_eval_args: the evaluation protocol that is supported, to be shown.
+        known: what there is to know of the plugin's own.
 
     Raises:
         ValueError: one line that names the keys.
     """
-    _check_evaluation(options, whole_eval_args)
+    _check_evaluation(options, known["eval_args"].default)
     if options.get("benchmark_filename"):
         raise ValueError(
             "benchmark_filename: lists are cut from whole sequences, leave-one-out; leave it out and put all parts "
@@ -30,6 +32,13 @@ def check_together(options: Mapping[str, Any], whole_eval_args: Any) -> None:
         raise ValueError(
             f"decode_mode: {options['decode_mode']} answers by the causal stream, which context: block does not train; "
             "expected decode_mode: block, or context: causal"
+        )
+    ordered = [stage for stage in known["stages"].words() if stage in options["stages"]]
+    if list(options["stages"]) != ordered:
+        raise ValueError(f"stages: expected each once and in run order, {ordered}, got {options['stages']}")
+    if options["lora_targets"] == []:
+        raise ValueError(
+            "lora_targets: an empty list adapts nothing; expected names of layers, or null for all"
         )
     heads, kv_heads = options["embedded_num_heads"], options["embedded_num_kv_heads"]
     if options["embedded_hidden_size"] % heads:

@@ -67,6 +67,8 @@ class Option:
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value, in words, or None."""
+        if value == "" and self.is_text:
+            return f"expected {self.expected()}, got an empty text"
         if not self._type_fits(value):
             return f"expected {self.expected()}, got {type(value).__name__} {value!r}"
         parts = value if isinstance(value, list) else [value]

@@ -127,12 +127,35 @@ def test_damaged_or_pickled_weights(tmp_path: Path) -> None:
     save_stage(tmp_path, tiny_backbone(), TEACHER)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="its weights are not those that were saved"):
+        load_stage(tmp_path)
+    info = json.loads((tmp_path / "dgr2.json").read_text())  # a folder from before its weights were noted
+    (tmp_path / "dgr2.json").write_text(json.dumps({key: info[key] for key in info if key != "weights"}))
     with pytest.raises(ValueError, match="cannot be loaded"):
         load_stage(tmp_path)
     weights.unlink()
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="never loaded"):
         load_stage(tmp_path)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    save_stage(tmp_path / "s", tiny_backbone(), TEACHER)
+    weights = tmp_path / "s" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="not those that were saved; put them back, or run the stage again"):
+        load_stage(tmp_path / "s")
+
+
+def test_what_a_killed_save_left_goes_with_the_next(tmp_path: Path) -> None:
+    for name in (".s.new", ".s.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("half")
+    save_stage(tmp_path / "s", tiny_backbone(), TEACHER)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    assert load_stage(tmp_path / "s")[1] == TEACHER
 
 
 def test_mask_id_must_be_a_free_row(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
 from recbole_dgr2 import quick_start
-from recbole_dgr2.system.command import INTERRUPTED, Arguments, command
+from recbole_dgr2.system.command import INTERRUPTED, Arguments, command, ended_as_interrupted
 from run_recbole_dgr2 import main as run_main
 
 
@@ -40,6 +43,29 @@ def test_status_and_line(
 def test_a_fault_of_the_program_is_raised() -> None:
     with pytest.raises(KeyError):
         body(KeyError("x"))([])
+
+
+def test_a_termination_is_an_interrupt_and_only_while_the_command_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    @command
+    def main(arguments: Arguments = None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        raise AssertionError("went on")
+
+    assert main([]) == INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_one_of_several_processes_is_left_to_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = signal.getsignal(signal.SIGTERM)
+    with ended_as_interrupted():
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_interrupted_run_says_how_to_go_on(

@@ -72,6 +72,13 @@ def test_command_line_of_the_process_is_not_read(toy_config: Build, monkeypatch:
         ({"title_field": "titel"}, r"toy\.item: no column 'titel' .*nearest is 'title'"),
         ({"load_col": {"inter": ["user_id", "item_id", "time"]}}, r"toy\.inter: no column 'time'"),
         ({"train_neg_sample_args": 3}, r"train_neg_sample_args .*dict"),
+        ({"metrics": []}, r"metrics .*at least one"),
+        ({"cache_dir": ""}, r"cache_dir .*got an empty text"),
+        ({"backbone": ""}, r"backbone .*got an empty text"),
+        ({"seed": 2**32}, r"seed .*in \[0, 4294967295\]"),
+        ({"stages": ["conversion", "ar_teacher"]}, r"stages: .*\['ar_teacher', 'conversion'\]"),
+        ({"stages": ["ar_teacher", "ar_teacher"]}, r"stages: expected each once"),
+        ({"lora_targets": []}, r"lora_targets: an empty list"),
     ],
 )
 def test_bad_values_are_one_line_errors(toy_config: Build, keys: dict[str, Any], message: str) -> None:

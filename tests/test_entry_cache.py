@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recbole_dgr2.system.cache import Cache, Columns, copy_file, data_fingerprint, digest_of, link_files
+from recbole_dgr2.system.cache import (
+    Cache,
+    Columns,
+    copy_file,
+    data_fingerprint,
+    digest_of,
+    link_files,
+    write_text,
+)
 
 WHAT = {"data": {"x.inter": "abc"}, "retriever": "ItemKNN", "seed": 1}
 
@@ -120,6 +130,15 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Cache(tmp_path).table("candidates", WHAT, fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_program_left_goes_after_a_day(tmp_path: Path) -> None:
+    for name, age in ((".part-old", 90_000), (".part-new", 10)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "candidates.parquet").write_text("half")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    write_text(tmp_path / "a.txt", "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".part-new", "a.txt"]
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

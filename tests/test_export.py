@@ -139,7 +139,7 @@ def test_a_crash_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def crash(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Path, "chmod", crash)
+    monkeypatch.setattr("recbole_dgr2.model.checkpoint.weights_digest", crash)
     with pytest.raises(OSError, match="disk full"):
         export(tmp_path / "run", "conversion", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

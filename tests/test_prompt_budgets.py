@@ -33,7 +33,7 @@ def test_too_long_prompts_lose_their_oldest_history_first() -> None:
             prompt = builder(history_items=3, max_tokens=limit).build(long)
         except ValueError as error:
             assert str(error).startswith(f"list {long.key}: the prompt has ")
-            assert f"leaves {limit}; lower n_candidates" in str(error)
+            assert f"leaves {limit}; lower one of the two or n_candidates" in str(error)
             break
         assert len(prompt.token_ids) <= limit
         text = decoded(prompt.token_ids)

@@ -13,6 +13,7 @@ import pytest
 
 from recbole_dgr2.data.candidate_files import read_candidate_file
 from recbole_dgr2.data.ranking import Ranking
+from recbole_dgr2.model.checkpoint import INFO_FILE
 from recbole_dgr2.pipeline import retrieval
 from recbole_dgr2.pipeline.open_run import OpenRun, open_run, status_of
 from recbole_dgr2.recommend import main, recommend
@@ -130,8 +131,10 @@ def test_a_run_can_be_moved(finished: Finished, tmp_path: Path) -> None:
 def test_a_stage_of_other_parents_is_not_offered(finished: Finished, tmp_path: Path) -> None:
     """Distillation was trained again, so reinforcement belongs to weights that are gone."""
     shutil.copytree(finished.folder, tmp_path / "run")
-    path = next((tmp_path / "run" / "distillation").glob("*.safetensors"))
-    path.write_bytes(next((tmp_path / "run" / "conversion").glob("*.safetensors")).read_bytes())
+    conversion, distillation = (tmp_path / "run" / stage for stage in ("conversion", "distillation"))
+    shutil.copy(conversion / "model.safetensors", distillation)
+    note, other = (json.loads((folder / INFO_FILE).read_text()) for folder in (distillation, conversion))
+    (distillation / INFO_FILE).write_text(json.dumps({**note, "weights": other["weights"]}))
     opened = open_run(tmp_path / "run")
     assert opened.systems[-1] == "distillation"
     for ask in (
@@ -197,6 +200,9 @@ def test_files_that_are_not_what_was_written(finished: Finished, tmp_path: Path)
         open_run(tmp_path / "part")
     path.write_text(json.dumps({**content, "format": 0}))
     with pytest.raises(ValueError, match="format 0, expected 1; run again"):
+        open_run(tmp_path / "part")
+    path.write_text(json.dumps({**content, "data": None}))
+    with pytest.raises(ValueError, match=r"run\.json: data is None, expected dict; run again"):
         open_run(tmp_path / "part")
     path.write_text(json.dumps({**content, "data": {"toy.inter": "0" * 64}}))
     with pytest.raises(ValueError, match=r"toy\.inter: not the file the run was made with"):

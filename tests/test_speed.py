@@ -10,9 +10,8 @@ import pytest
 
 from recbole_dgr2 import speed
 from recbole_dgr2.data.ranking import Ranking
-from recbole_dgr2.decode import costs
+from recbole_dgr2.decode import auto, costs
 from recbole_dgr2.decode.outside import generate
-from recbole_dgr2.pipeline import bench
 from recbole_dgr2.pipeline.bench import Contender, contender
 from recbole_dgr2.pipeline.open_run import open_run
 from recbole_dgr2.pipeline.work import Lists, Work
@@ -153,7 +152,7 @@ def test_generate_is_the_same_decoder() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "SECONDS", 0.0)
-    monkeypatch.setattr(bench, "SETTLE", 2)
+    monkeypatch.setattr(auto, "SETTLE", 2)
 
 
 SWEEP = [

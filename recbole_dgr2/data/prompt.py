@@ -127,7 +127,8 @@ class PromptBuilder:
         if room < 0:
             raise ValueError(
                 f"list {task.key}: the prompt has {self.max_tokens - room} tokens without any history, the model's "
-                f"limit leaves {self.max_tokens}; lower n_candidates or max_new_tokens, or set candidate_tokens"
+                f"limit less max_new_tokens and block_size leaves {self.max_tokens}; lower one of the two or "
+                "n_candidates, set candidate_tokens, or raise embedded_max_positions where that is the limit"
             )
         shown = self._newest(history, room)
         start = sum(map(len, (*opening, *shown)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -40,7 +39,8 @@ class StageInfo:
     it was converted with, None for an autoregressive model. data: JSON values that tie it to a data set
     (vocabulary fingerprint, number of candidates, prompt hash). seed: of the stage. base: what the adapter in the
     folder lies over, None where the folder holds all weights. parent_weights: digest of the parent's weights
-    (`weights_digest`), None where there was no folder of them.
+    (`weights_digest`), None where there was no folder of them. weights: that of the folder's own, which `save_stage`
+    notes; it tells whether a folder is as it was saved, and nothing of the stage.
     """
 
     stage: str
@@ -50,6 +50,7 @@ class StageInfo:
     seed: int = 0
     base: Base | None = None
     parent_weights: str | None = None
+    weights: str | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -57,6 +58,8 @@ class StageInfo:
         more: dict[str, Any] = {} if self.base is None else {"base": asdict(self.base)}
         if self.parent_weights is not None:
             more["parent_weights"] = self.parent_weights
+        if self.weights is not None:
+            more["weights"] = self.weights
         return {
             "format": FORMAT,
             "stage": self.stage,
@@ -79,7 +82,7 @@ class StageInfo:
             "data": (dict,),
             "seed": (int,),
         }
-        optional: dict[str, tuple[type, ...]] = {"base": (dict,), "parent_weights": (str,)}
+        optional: dict[str, tuple[type, ...]] = {"base": (dict,), "parent_weights": (str,), "weights": (str,)}
         kinds |= {name: kind for name, kind in optional.items() if name in values}
         wrong = sorted((set(values) ^ set(kinds)) - {"format"})
         wrong += [
@@ -98,6 +101,7 @@ class StageInfo:
             seed=values["seed"],
             base=None if base is None else Base(**base),
             parent_weights=values.get("parent_weights"),
+            weights=values.get("weights"),
         )
 
 
@@ -117,20 +121,20 @@ def save_stage(folder: Path, backbone: Backbone, info: StageInfo) -> None:
         info = replace(info, base=replace(adapted.base, source=_near(adapted.base.source, folder)))
     if info.block_diffusion is not None:
         check_mask_id(backbone, info.block_diffusion.mask_id)
-    text = json.dumps(info.to_dict(), indent=2, sort_keys=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    old = fresh.with_name(f"{fresh.name}.old")
+    fresh, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("new", "old"))
+    for left in (fresh, old):  # by a run that was killed here
+        shutil.rmtree(left, ignore_errors=True)
+    fresh.mkdir()
     try:
         if adapted is not None and info.base is not None:
             write_adapter(fresh, adapted, info.base.source)
         else:
             backbone.model.save_pretrained(fresh)
         backbone.tokenizer.save_pretrained(fresh)
+        noted = replace(info, weights=weights_digest(fresh)).to_dict()
+        text = json.dumps(noted, indent=2, sort_keys=True)
         (fresh / INFO_FILE).write_text(text + "\n", encoding="utf-8")
-        umask = os.umask(0)
-        os.umask(umask)
-        fresh.chmod(0o777 & ~umask)  # mkdtemp makes it private
         if folder.exists():
             folder.rename(old)
         fresh.rename(folder)
@@ -173,6 +177,10 @@ def load_adapted(folder: Path) -> tuple[Backbone, StageInfo]:
     if not list(Path(folder).glob("*.safetensors")):
         raise ValueError(
             f"{folder}: no *.safetensors in it (pickled weights are never loaded); run the stage again"
+        )
+    if info.weights is not None and info.weights != weights_digest(folder):
+        raise ValueError(
+            f"{folder}: its weights are not those that were saved; put them back, or run the stage again"
         )
     backbone = read_pretrained(folder) if info.base is None else _over_base(Path(folder), info.base)
     if info.block_diffusion is not None:

@@ -72,6 +72,9 @@ def read_run_file(folder: Path) -> SavedRun:
         raise ValueError(
             f"{path}: format {content['format']!r}, expected {FORMAT}; run again with this version"
         )
+    for key, kind in {"dataset": str, "options": dict, "data": dict}.items():
+        if not isinstance(content[key], kind):
+            raise ValueError(f"{path}: {key} is {content[key]!r}, expected {kind.__name__}; run again")
     return SavedRun(content["dataset"], content["options"], content["data"])
 
 

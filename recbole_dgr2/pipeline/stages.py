@@ -44,6 +44,11 @@ def run_stages(setting: Setting, backbone: Backbone) -> list[Row]:
     model = Model(backbone, None, None)
     if folder is not None:
         model = _started(config, backbone, folder)
+    if config["block_size"] > config["max_new_tokens"]:
+        logger.warning(
+            "block_size %d is longer than an answer may be (max_new_tokens %d): slots after it are decoded for nothing",
+            *(config["block_size"], config["max_new_tokens"]),
+        )
     before = [
         stage for stage in PARENTS if stage not in config["stages"] and (setting.run.folder / stage).is_dir()
     ]

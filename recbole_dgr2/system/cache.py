@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+LEFT_OVER = 86_400  # seconds after which nobody writes a file any more
 FORMAT = 1
 """Version of what is stored and of the code that computes it: a change of either makes old entries unknown."""
 
@@ -173,6 +175,9 @@ def _seal_of(path: Path) -> Path:
 
 def _atomic(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(".part-*"):  # by programs that were killed; other ones may be writing now
+        if time.time() - left.stat().st_mtime > LEFT_OVER:
+            shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as folder:
         part = Path(folder) / path.name
         write(part)

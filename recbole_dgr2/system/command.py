@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 Arguments = Sequence[str] | None
 INTERRUPTED = 130  # what shells give for a program that SIGINT ended
 
 
+@contextmanager
+def ended_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends a program as Ctrl-C does, by KeyboardInterrupt, so that half-written files are removed.
+
+    One of several processes is left alone: it may wait for the others in a call that hears no exception, and its
+    launcher ends it.
+    """
+    if (
+        int(os.environ.get("WORLD_SIZE", "1")) > 1
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def command(body: Callable[[Arguments], None]) -> Callable[..., int]:
     """Makes a `main(arguments)` of a command's body: exit status 0, or 2 with one line on stderr.
 
-    An interrupt (Ctrl-C) gives 130. Errors that a user can mend are ValueError and OSError; anything else is a fault of
-    the program and is raised.
+    An interrupt (Ctrl-C, SIGTERM) gives 130. Errors that a user can mend are ValueError and OSError; anything else is a
+    fault of the program and is raised.
     """
 
     @functools.wraps(body)
     def main(arguments: Arguments = None) -> int:
         try:
-            body(arguments)
+            with ended_as_interrupted():
+                body(arguments)
         except (ValueError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
