@@ -14,9 +14,7 @@ from recbole_dgr2.decode.types import MODES
 from recbole_dgr2.diagnose import diagnose
 from recbole_dgr2.pipeline.open_run import open_run
 from recbole_dgr2.pipeline.preparation import make_lists, tasks_of
-from recbole_dgr2.pipeline.rank_files import compare_rows, read_ranks
 from recbole_dgr2.recommend import main
-from recbole_dgr2.report.tables import Row
 from tests.test_quick_start import models
 from tests.toy_run import Build, Finished, run
 
@@ -86,21 +84,6 @@ def test_diagnoses_are_of_blocks_whatever_the_run_answers_with(finished: Finishe
         diagnose(open_run(finished.folder, decode_mode=mode), 4) for mode in ("block", "speculative", "auto")
     )
     assert others == [plain, plain]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "kept"),
-    [("decode_mode", "speculative", False), ("tau", 0.5, False), ("decode_batch_size", 2, True)],
-)
-def test_ranks_of_an_earlier_go_count_where_it_decoded_alike(
-    finished: Finished, tmp_path: Path, toy_config: Build, key: str, value: Any, kept: bool
-) -> None:
-    shutil.copytree(finished.folder, tmp_path / "run")
-    config, panel = finished.setting.config, finished.setting.panel
-    rows = [Row(name, ranks=read_ranks(tmp_path / "run").ranks[name]) for name in ("retriever", "ar_teacher")]
-    changed = toy_config(**{**config.given, key: value})
-    compare_rows(changed, rows, panel, tmp_path / "run")
-    assert ("conversion" in read_ranks(tmp_path / "run").ranks) == kept
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,13 @@ import pytest
 
 from recbole_dgr2 import study
 from recbole_dgr2.pipeline import study_decoding
-from recbole_dgr2.pipeline.rank_files import RANKS_FILE, compare_rows, lists_digest, read_ranks
+from recbole_dgr2.pipeline.rank_files import RANKS_FILE, lists_digest
 from recbole_dgr2.pipeline.study_file import compact_json
 from recbole_dgr2.pipeline.study_members import RunLists, require_same_lists
 from recbole_dgr2.report.significance import paired_test
 from recbole_dgr2.report.study_figures import Study
 from recbole_dgr2.report.study_page import study_page
 from recbole_dgr2.report.study_plot import validity_lines, write_plot
-from recbole_dgr2.report.tables import Row
 from tests.toy_run import Finished
 
 ABOUT = {
@@ -275,30 +274,3 @@ def test_other_candidates_name_the_key(finished: Finished) -> None:
         ValueError, match="run: other test candidates than those of the first run; retriever_seed is 7"
     ):
         require_same_lists((config, one), (Changed(changed), other), Path("run"))  # type: ignore[arg-type]
-
-
-def test_ranks_are_kept_beside_the_report(finished: Finished) -> None:
-    saved = read_ranks(finished.folder)
-    assert next(iter(saved.ranks)) == "retriever" and set(saved.made_by) >= {"ar_teacher", "conversion"}
-    for row in finished.report["rows"]:
-        ranks = np.array(saved.ranks[row["name"]])
-        assert np.mean(ranks == 0) == pytest.approx(row["hits"]["recall@1"])
-
-
-def test_stages_of_an_earlier_go_are_compared_with(finished: Finished, tmp_path: Path) -> None:
-    """A run may train one stage a go: the teacher's ranks stay as long as its weights do."""
-    folder = tmp_path / "run"
-    shutil.copytree(finished.folder, folder)
-    config, panel = finished.setting.config, finished.setting.panel
-    kept = read_ranks(folder).ranks
-    rows = [Row(name, ranks=kept[name]) for name in ("retriever", "conversion")]
-    pairs = {(entry["a"], entry["b"]) for entry in compare_rows(config, rows, panel, folder)}
-    assert {("conversion", "ar_teacher"), ("ar_teacher", "retriever")} <= pairs
-    with (folder / "ar_teacher" / "model.safetensors").open("ab") as file:
-        file.write(b"other")
-    pairs = {(entry["a"], entry["b"]) for entry in compare_rows(config, rows, panel, folder)}
-    assert "ar_teacher" not in {name for pair in pairs for name in pair}
-    assert "ar_teacher" not in read_ranks(folder).ranks
-    (folder / RANKS_FILE).write_text("{")
-    assert compare_rows(config, rows, panel, folder)  # said in a warning, and written anew
-    assert set(read_ranks(folder).ranks) == {"retriever", "conversion"}
