@@ -127,7 +127,7 @@ def _resize(path: Path) -> None:
     [
         ("ar_teacher", shutil.rmtree, "lies over .*ar_teacher, which is not there"),
         ("ar_teacher", _other, "whose weights are others now"),
-        ("conversion/adapter_model.safetensors", _damage, "adapter_model.safetensors cannot be read"),
+        ("conversion/adapter_model.safetensors", _damage, "its weights are not those that were saved"),
         ("conversion/adapter_config.json", _damage, "adapter_config.json cannot be read"),
         ("conversion/adapter_config.json", _resize, r"lora_A.weight: \(2, 32\), expected \(4, 32\)"),
     ],

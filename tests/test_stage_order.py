@@ -50,7 +50,7 @@ def write_stage(folder: Path, parent: str | None, weights: str = "first") -> Non
     ("names", "folders", "start"),
     [
         (["ar_teacher", "conversion", "distillation", "reinforcement"], [], None),
-        (["conversion", "reinforcement", "distillation"], ["ar_teacher", "conversion"], "ar_teacher"),
+        (["conversion", "distillation", "reinforcement"], ["ar_teacher", "conversion"], "ar_teacher"),
         (["distillation"], ["ar_teacher", "conversion"], "conversion"),
         (["reinforcement"], ["conversion", "distillation"], "distillation"),
         (["reinforcement"], ["conversion"], "conversion"),
