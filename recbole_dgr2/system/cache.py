@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +176,16 @@ def _seal_of(path: Path) -> Path:
 
 def _atomic(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(".part-*"):  # by programs that were killed; other ones may be writing now
-        if time.time() - left.stat().st_mtime > LEFT_OVER:
-            shutil.rmtree(left, ignore_errors=True)
+    _sweep(path.parent)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as folder:
         part = Path(folder) / path.name
         write(part)
         part.replace(path)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what programs that were killed while they wrote left in a folder; others may be writing there now."""
+    for left in folder.glob(".part-*"):
+        with suppress(FileNotFoundError):  # its program has just finished
+            if time.time() - left.stat().st_mtime > LEFT_OVER:
+                shutil.rmtree(left, ignore_errors=True)
