@@ -83,7 +83,7 @@ class Measurement:
         """What was found so far."""
         if not self.output.is_file():
             return {"dataset": self.dataset, "retrievers": {}, "splits": {}}
-        content = read_json_object(self.output, "give another --output", ("dataset", "retrievers"))
+        content = read_json_object(self.output, "give another --output", {"dataset": str, "retrievers": dict})
         if content["dataset"] != self.dataset:
             raise ValueError(f"{self.output}: holds {content['dataset']!r}, not {self.dataset!r}")
         return content

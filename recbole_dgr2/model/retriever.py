@@ -146,7 +146,7 @@ def _load(path: Path, config: Any, source: Any) -> Retriever:
     side = path.with_suffix(".json")
     own = vocabulary(getattr(source, "dataset", source))
     if side.exists():
-        written = read_json_object(side, "train the retriever again", ["vocabulary"])["vocabulary"]
+        written = read_json_object(side, "train the retriever again", {"vocabulary": dict})["vocabulary"]
         own.require(Vocabulary(**written), str(path))
     train_data = source if hasattr(source, "dataset") else split_loaders(config, source)[0]
     model = _new_model(config, train_data)

@@ -169,7 +169,7 @@ class OpenRun:
         template = load_template(prompt_file(config["prompt"]))
         prompts = prompt_builder(config, self.data, template, backbone)
         spec = info.block_diffusion
-        options = views.decode_options(config, config["decode_mode"] if spec else "autoregressive")
+        options = views.decode_options(config, views.answer_mode(config, spec is not None))
         return LanguageModelReranker(tasks, prompts, backbone, spec, options)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from recbole_dgr2.config import Config
+from recbole_dgr2.pipeline import views
 from recbole_dgr2.pipeline.stage_order import TEACHER, TEACHER_RL, ancestor_teacher, teacher_folder
 from recbole_dgr2.report.assessment import Panel
 from recbole_dgr2.report.comparison import PLAIN_SYSTEMS, Resampling, compare_all
@@ -86,10 +87,10 @@ def compare_rows(config: Config, rows: Sequence[Row], panel: Panel, folder: Path
     ranks = {row.name: row.ranks for row in rows}
     made_by = {name: found for name in ranks if (found := _made_by(config, name, folder)) is not None}
     earlier = _earlier(folder, digest)
-    for name, own in earlier.ranks.items():
+    for name in earlier.ranks.keys() - ranks.keys():
         current = _made_by(config, name, folder)
-        if name not in ranks and current is not None and current == earlier.made_by.get(name):
-            ranks[name], made_by[name] = own, current
+        if current is not None and current == earlier.made_by.get(name):
+            ranks[name], made_by[name] = earlier.ranks[name], current
     ordered = {name: ranks[name] for name in ROW_ORDER if name in ranks}
     write_ranks(folder, SavedRanks(digest, ordered, made_by))
     return compare_all(
@@ -122,7 +123,7 @@ def _made_by(config: Config, name: str, folder: Path) -> str | None:
     from recbole_dgr2.model.adapters import weights_digest
 
     stage = teacher_folder(config, folder) if name == "naive" else folder / name
-    blocks = name == "naive" or (name in STUDENTS and config["decode_mode"] == "block")
+    blocks = name == "naive" or views.answer_mode(config, name in STUDENTS) == "block"
     decoding = f"block {config['tau']:g}/{config['block_size']}" if blocks else "autoregressive"
     return f"{weights_digest(stage)}, {decoding}" if stage.is_dir() else None
 

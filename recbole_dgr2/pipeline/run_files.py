@@ -30,6 +30,8 @@ from recbole_dgr2.system.paths import prompt_file
 
 FORMAT = 1
 RUN_FILE, RETRIEVER_FOLDER, PROMPT_FILE = "run.json", "retriever", "prompt.yaml"
+RUN_KINDS = {"format": int, "dataset": str, "options": dict, "data": dict}
+GROUNDING_KINDS = {"format": int, "facts": list, "n_levels": int, "edges": list, "reasoner": dict}
 GROUNDING_FILE, LOGIT_FILE = "grounding.json", "conditional_logit.json"
 REPORT_FILE = "report.json"
 
@@ -67,14 +69,11 @@ def read_run_file(folder: Path) -> SavedRun:
         raise FileNotFoundError(
             f"{folder}: no {RUN_FILE} in it, expected the folder of a run of run_recbole_dgr2.py"
         )
-    content = read_json_object(path, "run again", ("format", "dataset", "options", "data"))
+    content = read_json_object(path, "run again", RUN_KINDS)
     if content["format"] != FORMAT:
         raise ValueError(
             f"{path}: format {content['format']!r}, expected {FORMAT}; run again with this version"
         )
-    for key, kind in {"dataset": str, "options": dict, "data": dict}.items():
-        if not isinstance(content[key], kind):
-            raise ValueError(f"{path}: {key} is {content[key]!r}, expected {kind.__name__}; run again")
     return SavedRun(content["dataset"], content["options"], content["data"])
 
 
@@ -102,7 +101,7 @@ def read_grounding(path: Path) -> tuple[FactScale, Reasoner]:
     """What `write_grounding` wrote; FileNotFoundError or ValueError where it is not there or not of these facts."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the run had no training lists with a hit")
-    content = read_json_object(path, "run again", ("format", "facts", "n_levels", "edges", "reasoner"))
+    content = read_json_object(path, "run again", GROUNDING_KINDS)
     if content["format"] != FORMAT or tuple(content["facts"]) != FACTS:
         raise ValueError(f"{path}: written by another version (facts {content['facts']}); run again")
     scale = FactScale(content["n_levels"], tuple(tuple(bounds) for bounds in content["edges"]))

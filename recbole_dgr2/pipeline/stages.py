@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recbole_dgr2.config import Config
 from recbole_dgr2.data.ranking import RankingJudge
-from recbole_dgr2.decode.types import Mode, Request
+from recbole_dgr2.decode.types import Request
 from recbole_dgr2.model.adapters import merge
 from recbole_dgr2.model.backbone import Backbone, start_mask_row
 from recbole_dgr2.model.block_diffusion import BlockDiffusionSpec
@@ -83,7 +83,7 @@ def _started(config: Config, backbone: Backbone, folder: Path) -> Model:
 def _assessed(setting: Setting, model: Model) -> Row:
     """A row of the report, decoded autoregressively before the conversion and by decode_mode after it."""
     with setting.run.phase("evaluation"):
-        mode: Mode = "autoregressive" if model.spec is None else setting.config["decode_mode"]
+        mode = views.answer_mode(setting.config, model.spec is not None)
         return assess(setting, str(model.stage), (model.backbone, model.spec), mode)
 
 

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recbole_dgr2.system.files import read_json_object
+from recbole_dgr2.system.files import Kinds, kind_problem, read_json_object
 
 SETTINGS = ("lists", "sample", "sample_seed", "max_new_tokens")
 """What entries of one file must share."""
 _NUMBER, _NONE = (int, float), type(None)
-KINDS: Mapping[str, tuple[type, ...]] = {
+KINDS: Kinds = {
     **dict.fromkeys(("command", "hardware", "dataset", "retriever", "lists"), (str,)),
     **dict.fromkeys(("versions", "options", "variant_options"), (dict,)),
     **dict.fromkeys(("runs", "seeds", "entries", "speeds"), (list,)),
     **dict.fromkeys(("n_candidates", "n_users", "n_hits", "batch", "timed", "max_new_tokens"), (int,)),
     **dict.fromkeys(("sample", "sample_seed"), (int,)),
 }
-ENTRY_KINDS: Mapping[str, tuple[type, ...]] = {
+ENTRY_KINDS: Kinds = {
     **dict.fromkeys(("name", "decoder", "ranks"), (str,)),
     **dict.fromkeys(("weights", "rows", "teacher", "varies"), (str, _NONE)),
     **dict.fromkeys(("all", "hits"), (dict,)),
@@ -27,7 +27,7 @@ ENTRY_KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("copied", "tokens_per_pass", "acceptance", "equal_to_ar", "seconds"), (*_NUMBER, _NONE)),
     "seed": (int,),
 }
-SPEED_KINDS: Mapping[str, tuple[type, ...]] = {"name": (str,), "seed": (int,), "decoders": (dict,)}
+SPEED_KINDS: Kinds = {"name": (str,), "seed": (int,), "decoders": (dict,)}
 """What the page needs of a file, of one of its entries, and of the speeds of one model."""
 CURE = "so it is no file of a study of this version; give another --output"
 
@@ -40,30 +40,21 @@ def read_study(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; run the command without --render first")
-    content = read_json_object(path, CURE, tuple(KINDS))
-    problem = _problem("", content, KINDS)
-    for place, entry in enumerate([] if problem else content["entries"]):
-        problem = problem or _problem(f"entries[{place}]", entry, ENTRY_KINDS)
-        texts = () if problem else (entry["ranks"], entry["rows"] or "")
-        if not all(set(text) <= set("0123456789 ") for text in texts):
-            problem = f"entries[{place}] has ranks or rows that are no numbers"
-    for place, entry in enumerate([] if problem else content["speeds"]):
-        problem = problem or _problem(f"speeds[{place}]", entry, SPEED_KINDS)
-    if problem:
-        raise ValueError(f"{path}: {problem}, {CURE}")
+    content = read_json_object(path, CURE, KINDS)
+    problems = (
+        *(_entry_problem(entry, f"entries[{place}]") for place, entry in enumerate(content["entries"])),
+        *(kind_problem(one, SPEED_KINDS, f"speeds[{place}]") for place, one in enumerate(content["speeds"])),
+    )
+    for problem in filter(None, problems):
+        raise ValueError(f"{path}: {problem}; {CURE}")
     return content
 
 
-def _problem(where: str, values: Any, kinds: Mapping[str, tuple[type, ...]]) -> str | None:
-    """What keeps an object from having the kinds of values that are expected, in words, or None."""
-    if not isinstance(values, dict):
-        return f"{where} is {values!r}, no object"
-    for key, kind in kinds.items():
-        if key not in values:
-            return f"{where} lacks {key!r}"
-        if not isinstance(values[key], kind) or isinstance(values[key], bool):
-            return f"{where + '.' if where else ''}{key} is {values[key]!r}"
-    return None
+def _entry_problem(entry: Any, where: str) -> str | None:
+    problem = kind_problem(entry, ENTRY_KINDS, where)
+    if problem is None and not set(entry["ranks"] + (entry["rows"] or "")) <= set("0123456789 "):
+        return f"{where} has ranks or rows that are no numbers"
+    return problem
 
 
 def is_study(path: Path) -> bool:

@@ -265,6 +265,12 @@ def mid_training_options(config: Config) -> StageOptions:
     return fill(StageOptions, config, prefix="mid_training_", **training_options(config), **fixed)
 
 
+def answer_mode(config: Config, converted: bool) -> Mode:
+    """How a model of the run answers in its report and in `recommend`."""
+    mode: Mode = config["decode_mode"] if converted else "autoregressive"
+    return mode
+
+
 def decode_options(config: Config, mode: Mode, batch_size: int | None = None) -> DecodeOptions:
     """Decoding options in one mode; `batch_size` replaces decode_batch_size, for measurements at batch 1."""
     from recbole_dgr2.decode.types import DecodeOptions

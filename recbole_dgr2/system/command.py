@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from recbole_dgr2.system import launch
 
 Arguments = Sequence[str] | None
 INTERRUPTED = 130  # what shells give for a program that SIGINT ended
@@ -23,10 +24,7 @@ def ended_as_interrupted() -> Iterator[None]:
     One of several processes is left alone: it may wait for the others in a call that hears no exception, and its
     launcher ends it.
     """
-    if (
-        int(os.environ.get("WORLD_SIZE", "1")) > 1
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    if launch.as_several() or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from recbole_dgr2.system import launch
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
@@ -31,7 +33,6 @@ PATIENCE = timedelta(days=7)
 """How long a process waits for another: the main one may train a retriever meanwhile. The launcher ends all when one
 fails, so nothing waits for a process that is gone."""
 
-_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _FSDP = {
     "version": "2",
     "reshard_after_forward": "true",
@@ -68,7 +69,7 @@ def start() -> None:
                 f"accelerate's fsdp_config: fsdp_{name} is {found}, expected {value}, "
                 "as in properties/accelerate/gpus_8_fsdp.yaml"
             )
-    if any(int(os.environ.get(size) or 1) > 1 for size in _SIZES):
+    if launch.as_several():
         from accelerate import PartialState
 
         PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)
